@@ -1,0 +1,315 @@
+"""The loop. A request becomes a sequence; each step drafts, scores, verifies, keeps, commits and tells everyone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import final
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from specdec.compat import check
+from specdec.drafter import Drafter
+from specdec.errors import RequestError
+from specdec.metrics import Counters, probe
+from specdec.preflight import preflight
+from specdec.scheduler import Room, Scheduler
+from specdec.sequence import Batch, Sequence, make_batch
+from specdec.settle import settle
+from specdec.target import Target
+from specdec.text import TextStream
+from specdec.types import Draft, FinishReason, Kept, Request, Span
+from specdec.verifier import Verifier
+
+
+@final
+@frozen(eq=False)
+class Completion:
+    """A finished request.
+
+    Attributes:
+        id: the request's.
+        tokens: emitted ids; an end-of-sequence id or the token that completes a stop string is the last of them.
+        text: their text without special tokens, up to a stop string; None without a tokenizer.
+        finish_reason: `eos`, `stop_string`, `length`, `context` or `error` (scores that were not finite).
+        counters: what happened.
+        diagnostics: per diagnostic, one number for every examined draft position, in order; empty unless asked for.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    counters: Counters
+    diagnostics: dict[str, list[float]]
+
+
+@final
+@frozen(eq=False)
+class Event:
+    """What one step did for one request: its new ids, the text that became final, and at the end the completion."""
+
+    id: str
+    tokens: tuple[int, ...]
+    text: str
+    completion: Completion | None
+
+
+@final
+class Engine:
+    """Target, drafter, verifier and scheduler in one loop.
+
+    Attributes:
+        seconds: draft, verify and rest, summed over steps; diagnostics are not in it.
+        steps: decode steps so far.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        verifier: Verifier,
+        scheduler: Scheduler,
+        *,
+        diagnostics: bool = False,
+    ) -> None:
+        """
+        Args:
+            target: the model whose law is wanted.
+            drafter: proposes; bound to the target here.
+            verifier: decides.
+            scheduler: says which rows run.
+            diagnostics: compute `specdec.metrics.probe` at every draft node.
+
+        Raises:
+            CompatibilityError: they do not fit each other; names every reason.
+            ModelError: the preflight found that the target cannot be decoded exactly.
+        """
+        check(target, drafter, verifier)
+        preflight(target)
+        drafter.bind(target)
+        verifier.prepare(target)
+        self.target, self.drafter, self.verifier, self.scheduler = target, drafter, verifier, scheduler
+        self.seconds = [0.0, 0.0, 0.0]
+        self.steps = 0
+        self._diagnostics = diagnostics
+        self._taps = tuple(sorted({*drafter.taps, *verifier.taps}))
+        self._memory = torch.zeros((target.kv.rows, verifier.memory), dtype=torch.float64) if verifier.memory else None
+        self._counters: dict[str, Counters] = {}
+        self._traces: dict[str, dict[str, list[float]]] = {}
+        self._shown: dict[str, int] = {}
+        self._submitted = 0
+
+    def submit(self, request: Request) -> str:
+        """Queue a request; returns its id.
+
+        Raises:
+            RequestError: it cannot be served; says why.
+        """
+        request = evolve(request, id=request.id or f"request-{self._submitted}")
+        self._refuse(request)
+        self._submitted += 1
+        sampling, target = request.sampling, self.target
+        sequence = Sequence(
+            request=request,
+            eos_ids=frozenset() if sampling.ignore_eos else target.eos_ids,
+            limit=target.context,
+            text=TextStream(target.tokenizer, sampling.stop_strings) if target.tokenizer is not None else None,
+        )
+        self._counters[request.id] = Counters()
+        self._traces[request.id] = {}
+        self._shown[request.id] = 0
+        self.scheduler.submit(sequence)
+        return request.id
+
+    def generate(self, requests: Iterable[Request]) -> list[Completion]:
+        """Serve requests to their ends, in the order given."""
+        ids = [self.submit(request) for request in requests]
+        done = {event.id: event.completion for event in self._run() if event.completion is not None}
+        return [done[name] for name in ids]
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
+        """Serve requests, yielding what each step emitted."""
+        for request in requests:
+            self.submit(request)
+        yield from self._run()
+
+    def step(self) -> list[Event]:
+        """One plan: admit, cache prompts in chunks, decode every row that is ready."""
+        plan = self.scheduler.plan(Room(self.target.kv.room, self.drafter.num_speculative_tokens))
+        for row in plan.admit:
+            row.slot = self.target.kv.acquire()
+            if self._memory is not None:
+                self._memory[row.slot] = torch.tensor(self.verifier.start(row.request.prompt), dtype=torch.float64)
+        with torch.inference_mode():
+            if plan.prefill:
+                self._prefill(plan.prefill)
+            if not plan.decode:
+                return []
+            batch = make_batch(list(plan.decode), self.target.device, self._memory)
+            return self._finish(batch, self._decode(batch))
+
+    def _run(self) -> Iterator[Event]:
+        try:
+            while not self.scheduler.idle:
+                yield from self.step()
+        finally:
+            # An abandoned stream or an error leaves nothing behind for the next call.
+            rows = [row for row in self.scheduler.drop() if row.slot is not None]
+            self._release(rows, clear=True)
+
+    def _decode(self, batch: Batch) -> Kept:
+        start = time.perf_counter()
+        draft, clipped = self._propose(batch)
+        drafted = time.perf_counter()
+        scores = self.target.score(batch, draft, self._taps)  # stages keys and values
+        verified = time.perf_counter()
+        extras = probe(draft, scores, self.verifier) if self._diagnostics and draft.tokens.shape[1] else None
+        probed = time.perf_counter()
+        verdict = self.verifier.verify(draft, scores, batch.noise, batch.memory)
+        kept = settle(batch, draft, scores, verdict, clipped, extras)  # samples, stops; the one copy to the host
+        self._commit(batch, kept)
+        self.drafter.observe(batch, kept)
+        self.scheduler.observe(batch, kept)
+        seconds = (drafted - start, verified - drafted, time.perf_counter() - probed)
+        self.seconds = [total + part for total, part in zip(self.seconds, seconds, strict=True)]
+        self.steps += 1
+        return evolve(kept, seconds=seconds)
+
+    def _propose(self, batch: Batch) -> tuple[Draft, Tensor]:
+        """A draft within budgets and vocabulary, and how many nodes of each row were clipped to get there."""
+        most = max(batch.budget)
+        device = self.target.device
+        if most == 0:
+            none = torch.zeros((len(batch.rows), 0), dtype=torch.int64, device=device)
+            return Draft(none, none.sum(1)), none.sum(1)
+        draft = self.drafter.propose(batch)
+        width = min(most, draft.tokens.shape[1])
+        tokens = draft.tokens[:, :width].to(device)
+        columns = torch.arange(width, device=device)
+        proposed = draft.sizes.to(device)
+        known = (tokens >= 0) & (tokens < self.target.vocabulary)
+        usable = known.long().cumprod(1).sum(1)
+        sizes = torch.minimum(torch.minimum(proposed, usable), torch.tensor(batch.budget, device=device))
+        clean = evolve(
+            draft,
+            tokens=torch.where(columns < sizes.unsqueeze(1), tokens, 0),
+            sizes=sizes,
+            parents=None if draft.parents is None else draft.parents[:, :width].to(device),
+            law=None if draft.law is None else draft.law.narrow(width),
+            confidence=None if draft.confidence is None else draft.confidence[:, :width],
+        )
+        return evolve(clean, sizes=torch.minimum(sizes, self.scheduler.trim(clean))), proposed - sizes
+
+    def _prefill(self, rows: tuple[tuple[Sequence, int], ...]) -> None:
+        """Cache prompt chunks; no logits are made."""
+        start = time.perf_counter()
+        batch = make_batch([(row, 0) for row, _ in rows], self.target.device)
+        chunk = {id(row): count for row, count in rows}
+        counts = tuple(chunk[id(row)] for row in batch.rows)
+        width = max(counts)
+        pieces = [
+            row.tokens[row.cached : row.cached + count + 1] for row, count in zip(batch.rows, counts, strict=True)
+        ]
+        ids = torch.tensor([piece + [0] * (width + 1 - len(piece)) for piece in pieces], device=self.target.device)
+        tokens, after = ids[:, :width], ids[:, 1:]
+        out = self.target.forward(batch.slots, Span(tokens, counts), taps=self.drafter.taps, logits=False)
+        none: tuple[None, ...] = (None,) * len(batch.rows)
+        kept = Kept(
+            tokens=((),) * len(batch.rows),
+            starts=batch.lengths,
+            inputs=tokens,
+            next_inputs=after,
+            offsets=torch.arange(width, device=self.target.device).expand(len(batch.rows), width),
+            counts=counts,
+            chain=True,
+            hidden=out.hidden,
+            drafted=(0,) * len(batch.rows),
+            clipped=(0,) * len(batch.rows),
+            accepted=(0,) * len(batch.rows),
+            sources=none,
+            finished=none,
+        )
+        self._commit(batch, kept)
+        self.drafter.observe(batch, kept)
+        self.seconds[2] += time.perf_counter() - start
+
+    def _commit(self, batch: Batch, kept: Kept) -> None:
+        self.target.kv.commit(batch.slots, kept.offsets, kept.counts, chain=kept.chain)
+        for row, start, count in zip(batch.rows, kept.starts, kept.counts, strict=True):
+            row.cached = start + count
+        if self._memory is not None and kept.memory is not None:
+            self._memory[torch.tensor(batch.slots)] = kept.memory.to(self._memory.device)
+
+    def _finish(self, batch: Batch, kept: Kept) -> list[Event]:
+        events = []
+        for index, row in enumerate(batch.rows):
+            name = row.request.id
+            self._counters[name].count(kept, index)
+            if kept.extras is not None:
+                examined = min(kept.accepted[index] + 1, kept.drafted[index])
+                for key, values in kept.extras.items():
+                    self._traces[name].setdefault(key, []).extend(values[index][:examined])
+            completion = self._complete(row) if row.finish_reason is not None else None
+            text = self._new_text(row)
+            events.append(Event(name, kept.tokens[index], text, completion))
+        for failed in (False, True):
+            rows = [row for row in batch.rows if row.finish_reason and (row.finish_reason == "error") is failed]
+            self._release(rows, clear=failed)
+        for row in batch.rows:
+            if row.finish_reason is not None:
+                for store in (self._counters, self._traces, self._shown):
+                    store.pop(row.request.id)
+        return events
+
+    def _new_text(self, row: Sequence) -> str:
+        if row.text is None:
+            return ""
+        if row.finish_reason is not None:
+            row.text.close()
+        start = self._shown[row.request.id]
+        self._shown[row.request.id] = len(row.text.text)
+        return row.text.text[start:]
+
+    def _complete(self, row: Sequence) -> Completion:
+        name = row.request.id
+        if row.text is not None:
+            row.text.close()
+        assert row.finish_reason is not None  # callers check
+        return Completion(
+            id=name,
+            tokens=tuple(row.output),
+            text=None if row.text is None else row.text.text,
+            finish_reason=row.finish_reason,
+            counters=self._counters[name],
+            diagnostics=self._traces[name],
+        )
+
+    def _release(self, rows: list[Sequence], *, clear: bool) -> None:
+        slots = tuple(row.slot for row in rows if row.slot is not None)
+        if slots:
+            self.target.kv.release(slots, clear=clear)
+            self.drafter.release(slots)
+
+    def _refuse(self, request: Request) -> None:
+        target, sampling, length = self.target, request.sampling, len(request.prompt)
+        name = f"request {request.id!r}"
+        if request.id in self._counters:
+            raise RequestError(f"{name}: the id is already in use; give every request its own")
+        if not length:
+            raise RequestError(f"{name}: the prompt is empty; wanted at least one token, try the model's BOS token")
+        if wrong := [token for token in request.prompt if not 0 <= token < target.vocabulary]:
+            raise RequestError(f"{name}: token {wrong[0]} is outside the vocabulary of {target.vocabulary}")
+        if length >= target.context:
+            raise RequestError(
+                f"{name}: {length} prompt tokens leave no room in a context of {target.context}; shorten it"
+            )
+        if sampling.stop_strings and target.tokenizer is None:
+            raise RequestError(f"{name}: stop strings need a tokenizer; give the target one, or use stop_ids")
+        if (need := min(length + sampling.max_new_tokens, target.context)) > target.kv.tokens:
+            raise RequestError(
+                f"{name}: prompt and new tokens need {need} cells and a cache row has {target.kv.tokens}; "
+                f"set kv.tokens to {need} or lower max_new_tokens"
+            )

@@ -1,0 +1,186 @@
+"""Keys and values: stage, then commit. A forward only stages; what is not committed never happened.
+
+For committed cells, cell == absolute position. A forward writes at `length + offset ...`, never below `length`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self, final
+
+import attrs
+import torch
+from attrs import define, field, frozen
+from attrs.validators import ge, instance_of
+from torch import Tensor
+
+from specdec.errors import RequestError
+
+
+@final
+@frozen(eq=False)
+class Cells:
+    """Where the columns of one forward live.
+
+    Attributes:
+        slots: cache row of each batch row.
+        starts: first staged cell of each row.
+        width: columns per row, padding included (`T`).
+        end: one past the highest cell any row may see (`S`).
+        cells: int64 [B, T], the cell of each column; padding columns have the scratch cell.
+        contiguous: slots are neighbours in ascending order, so rows can be a view.
+        level: every row starts at the same cell and all columns fit, so columns can be a slice.
+    """
+
+    slots: tuple[int, ...]
+    starts: tuple[int, ...]
+    width: int
+    end: int
+    cells: Tensor
+    contiguous: bool
+    level: bool
+
+
+@final
+@frozen(eq=False)
+class StagedCache:
+    """What a transformers model sees as its cache during one forward."""
+
+    manager: KVCacheManager
+    where: Cells
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Stage the new keys and values [B, heads, T, dim] of a layer; return all that its queries may see."""
+        manager, where = self.manager, self.where
+        manager._reserve(layer, keys, values)
+        manager._write(layer, keys, values, where)
+        return manager._read(layer, where)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """The width of what is visible; models ask when they are not told positions, which the target always does."""
+        return self.where.end - self.where.width
+
+
+@define(kw_only=True, eq=False)
+class KVCacheManager(ABC):
+    """Rows of cells with a committed length each. A storage plugin writes `_reserve`, `_write`, `_read`, `_move`,
+    `_clear`; everything about lengths is here.
+
+    Attributes:
+        rows: how many sequences fit at once (`R`).
+        tokens: how many cells each has.
+    """
+
+    rows: int = field(default=8, validator=[instance_of(int), ge(1)])
+    tokens: int = field(default=2048, validator=[instance_of(int), ge(2)])
+    lengths: list[int] = field(init=False)
+    _free: set[int] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.lengths = [0] * self.rows
+        self._free = set(range(self.rows))
+
+    def fork(self) -> Self:
+        """An empty manager with the same options and row numbers, for another model."""
+        return attrs.evolve(self)
+
+    @property
+    def room(self) -> int:
+        """Free rows."""
+        return len(self._free)
+
+    def acquire(self) -> int:
+        """Take the lowest free row.
+
+        Raises:
+            RequestError: no row is free.
+        """
+        if not self._free:
+            raise RequestError(f"kv.rows: all {self.rows} rows are taken; release one or give the cache more rows")
+        slot = min(self._free)
+        self._free.remove(slot)
+        self.lengths[slot] = 0
+        return slot
+
+    def occupy(self, slot: int) -> None:
+        """Take a given row, as a drafter does that follows the target's row numbers."""
+        if slot in self._free:
+            self._free.remove(slot)
+            self.lengths[slot] = 0
+
+    def release(self, slots: Sequence[int], *, clear: bool = False) -> None:
+        """Give rows back. `clear` zeroes their cells: a masked NaN would still poison attention."""
+        for slot in slots:
+            self.lengths[slot] = 0
+            self._free.add(slot)
+        if clear and slots:
+            self._clear(tuple(slots))
+
+    def stage(self, slots: Sequence[int], sizes: Sequence[int], width: int, offset: int = 0) -> StagedCache:
+        """Prepare one forward that writes `sizes[b]` of `width` columns of row b at its length + offset.
+
+        Raises:
+            RequestError: a row does not have that many cells.
+        """
+        starts = tuple(self.lengths[slot] + offset for slot in slots)
+        highest = max(start + size for start, size in zip(starts, sizes, strict=True))
+        if highest > self.tokens:
+            raise RequestError(
+                f"kv.tokens: {highest} cells are needed and a row has {self.tokens}; "
+                f"give the cache more tokens or the request fewer"
+            )
+        columns = torch.arange(width)
+        cells = torch.tensor(starts).unsqueeze(1) + columns
+        cells = torch.where(columns < torch.tensor(sizes).unsqueeze(1), cells, self.tokens)
+        where = Cells(
+            slots=tuple(slots),
+            starts=starts,
+            width=width,
+            end=highest,
+            cells=cells,
+            contiguous=list(slots) == list(range(slots[0], slots[0] + len(slots))),
+            level=len(set(starts)) == 1 and starts[0] + width <= self.tokens,
+        )
+        return StagedCache(self, where)
+
+    def commit(self, slots: Sequence[int], offsets: Tensor, counts: Sequence[int], *, chain: bool) -> None:
+        """Keep staged cells: make them contiguous and advance the lengths.
+
+        Args:
+            slots: cache rows.
+            offsets: int64 [B, A], staged cells to keep, ascending, relative to the committed length.
+            counts: how many of the `A` columns count for each row.
+            chain: the offsets are 0, 1, 2, ... and nothing has to move.
+        """
+        for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
+            length = self.lengths[slot]
+            if not chain and count:
+                goal = torch.arange(length, length + count, device=offsets.device)
+                self._move(slot, length + offsets[row, :count], goal)
+            self.lengths[slot] = length + count
+
+    def truncate(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Forget committed cells at the end of rows."""
+        for slot, length in zip(slots, lengths, strict=True):
+            self.lengths[slot] = min(self.lengths[slot], length)
+
+    @abstractmethod
+    def _reserve(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Make storage for a layer, on the device and in the dtype of its keys, the first time it is seen."""
+
+    @abstractmethod
+    def _write(self, layer: int, keys: Tensor, values: Tensor, where: Cells) -> None:
+        """Store [B, heads, T, dim] at `where.cells`."""
+
+    @abstractmethod
+    def _read(self, layer: int, where: Cells) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, S, dim] of cells 0 to `where.end`."""
+
+    @abstractmethod
+    def _move(self, slot: int, source: Tensor, goal: Tensor) -> None:
+        """Copy cells of a row, in every layer."""
+
+    @abstractmethod
+    def _clear(self, slots: tuple[int, ...]) -> None:
+        """Zero all cells of rows, in every layer."""

@@ -1,0 +1,97 @@
+"""The few operations on distributions that everything else is made of. All work on the last dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Mass below which a residual counts as lost to rounding and the target's own law is used instead.
+FALLBACK_MASS = 1e-8
+
+
+def normalise(weights: Tensor, fallback: Tensor) -> tuple[Tensor, Tensor]:
+    """Make `weights` [..., V] (not negative) a law.
+
+    Args:
+        weights: [..., V], up to a constant.
+        fallback: [..., V], used where the mass of `weights` is at most 1e-8 or not finite.
+
+    Returns:
+        The law [..., V] and a bool tensor [...] that says where the fallback was used.
+    """
+    mass = weights.sum(-1, keepdim=True)
+    lost = ~(torch.isfinite(mass) & (mass > FALLBACK_MASS))
+    law = torch.where(lost, fallback, weights / torch.where(lost, torch.ones_like(mass), mass))
+    return law, lost.squeeze(-1)
+
+
+def sample(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Draw by inverse transform over ids in order.
+
+    The cumulative sum is float64 (on the host where the device has none), so that 150,000 small numbers add up.
+
+    Args:
+        probs: [..., V], not negative; need not sum to 1.
+        uniform: [...], in [0, 1).
+
+    Returns:
+        int64 [...]: the first id whose cumulative mass exceeds `uniform` times the whole, never one of mass 0.
+    """
+    device = probs.device
+    if device.type == "mps":
+        return sample(probs.cpu(), uniform.cpu()).to(device)
+    cumulative = probs.double().cumsum(-1)
+    goal = uniform.double().unsqueeze(-1) * cumulative[..., -1:]
+    drawn = torch.searchsorted(cumulative, goal, right=True).squeeze(-1)
+    # The last id of positive mass is the first that reaches the whole: there rounding may push the goal.
+    last = torch.searchsorted(cumulative, cumulative[..., -1:].contiguous(), right=False).squeeze(-1)
+    smallest: Tensor = torch.minimum(drawn, last)
+    return smallest.clamp(max=probs.shape[-1] - 1)
+
+
+def one_hot(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """[..., V] with 1 at `tokens` int64 [...]."""
+    empty = torch.zeros((*tokens.shape, vocabulary), dtype=dtype, device=tokens.device)
+    return empty.scatter_(-1, tokens.unsqueeze(-1), 1.0)
+
+
+def at(values: Tensor, tokens: Tensor) -> Tensor:
+    """`values` [..., V] at `tokens` int64 [...]; 0 where a token is below 0."""
+    found = values.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return found * (tokens >= 0)
+
+
+def entropy(probs: Tensor, floor: float = 0.0) -> Tensor:
+    """-sum p log(p + floor) in nats, [...]; 0 log 0 is 0."""
+    if floor > 0.0:
+        return -(probs * (probs + floor).log()).sum(-1)
+    return torch.special.entr(probs).sum(-1)
+
+
+def total_variation(left: Tensor, right: Tensor) -> Tensor:
+    """Half the sum of absolute differences, [...]."""
+    return (left - right).abs().sum(-1) / 2
+
+
+def mass_above(probs: Tensor, value: Tensor) -> Tensor:
+    """The sum of all probabilities of `probs` [..., V] that are greater than `value` [...], in float64."""
+    return torch.where(probs > value.unsqueeze(-1), probs, probs.new_zeros(())).sum(-1, dtype=torch.float64)
+
+
+def nucleus(probs: Tensor, theta: float) -> Tensor:
+    """Which tokens lie in the top-p nucleus, bool [..., V].
+
+    x is in when the tokens of greater probability sum to less than theta and p(x) > 0: the smallest set of top tokens
+    with mass at least theta, the crossing token in, ties in. Theta 0 is the empty set.
+    """
+    # The nucleus is nearly always small, so a full sort is the exception.
+    width = min(256, probs.shape[-1])
+    ordered = probs.topk(width, dim=-1).values
+    if width < probs.shape[-1] and bool((ordered.sum(-1, dtype=torch.float64) < theta).any()):
+        ordered = probs.sort(dim=-1, descending=True).values
+    before = ordered.double().cumsum(-1) - ordered
+    # Sums that should be equal to theta may miss it by a rounding; ties take the mass before their first member.
+    first = torch.searchsorted(-ordered, -ordered, right=False)
+    inside = before.gather(-1, first) < theta
+    cutoff = torch.where(inside, ordered, torch.full_like(ordered, float("inf"))).amin(-1, keepdim=True)
+    return (probs >= cutoff) & (probs > 0)

@@ -1,0 +1,132 @@
+"""From raw logits to the law a token is drawn from, with transformers' own processors.
+
+The same chain makes the target's p and a draft model's q. A processor sees, for every position, exactly the tokens
+before it: everything known, then the draft tokens on the way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specdec.probability import one_hot
+from specdec.sequence import Sequence
+
+Chain = list[Callable[[Any, Any], Any]]
+
+
+def _contextual(row: Sequence) -> Chain:
+    """Processors that look at the tokens before a position, in transformers' order."""
+    sampling, chain = row.sampling, []
+    if sampling.repetition_penalty != 1.0:
+        chain.append(RepetitionPenaltyLogitsProcessor(float(sampling.repetition_penalty)))
+    if sampling.min_new_tokens and row.eos_ids:
+        chain.append(
+            MinNewTokensLengthLogitsProcessor(
+                len(row.request.prompt), sampling.min_new_tokens, sorted(row.eos_ids), device="cpu"
+            )
+        )
+    return [*chain, *row.request.processors]
+
+
+def _warpers(row: Sequence) -> list[LogitsProcessor]:
+    """Processors that look at one row of logits only, in transformers' order."""
+    sampling, chain = row.sampling, []
+    if sampling.greedy:
+        return []
+    if sampling.temperature != 1.0:
+        chain.append(TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k:
+        chain.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        chain.append(TopPLogitsWarper(float(sampling.top_p)))
+    if sampling.min_p > 0.0:
+        chain.append(MinPLogitsWarper(sampling.min_p))
+    return chain
+
+
+def laws(
+    logits: Tensor, rows: tuple[Sequence, ...], drafts: Tensor, *, first: int = 0, parents: Tensor | None = None
+) -> Tensor:
+    """Probabilities after processors, temperature, top-k, top-p and min-p; one-hot at the argmax for greedy rows.
+
+    Args:
+        logits: float32 or float64 [B, T, V].
+        rows: the sequences.
+        drafts: int64 [B, N]. Position t of a chain follows the known tokens and drafts[:first + t].
+        first: how many draft tokens position 0 follows.
+        parents: int64 [B, N] of a token tree (then first is 0 and position 1 + j follows node j), or None.
+
+    Returns:
+        [B, T, V] in the dtype of the logits.
+    """
+    contexts = [_contextual(row) for row in rows]
+    warpers = [_warpers(row) for row in rows]
+    if any(contexts) or any(warpers):
+        trees = None if parents is None else parents.tolist()
+        logits = torch.stack(
+            [
+                _row(logits[b], row, drafts[b], first, None if trees is None else trees[b], contexts[b], warpers[b])
+                for b, row in enumerate(rows)
+            ]
+        )
+    greedy = [row.sampling.greedy for row in rows]
+    if all(greedy):
+        return one_hot(logits.argmax(-1), logits.shape[-1], logits.dtype)
+    probs = logits.softmax(-1)
+    for b, chosen in enumerate(greedy):
+        if chosen:
+            probs[b] = one_hot(logits[b].argmax(-1), logits.shape[-1], logits.dtype)
+    return probs
+
+
+def _row(
+    logits: Tensor,
+    row: Sequence,
+    drafts: Tensor,
+    first: int,
+    parents: list[int] | None,
+    context: Chain,
+    warpers: list[LogitsProcessor],
+) -> Tensor:
+    if context:
+        known = torch.tensor(row.tokens, dtype=torch.int64, device=logits.device)
+        logits = torch.stack(
+            [
+                _apply(context, torch.cat([known, _prefix(drafts, first + t, parents)]), logits[t])
+                for t in range(logits.shape[0])
+            ]
+        )
+    for warper in warpers:
+        logits = warper(drafts, logits)  # these do not read their first argument
+    return logits
+
+
+def _apply(chain: Chain, ids: Tensor, scores: Tensor) -> Tensor:
+    scores = scores.unsqueeze(0).clone()
+    for processor in chain:
+        scores = processor(ids.unsqueeze(0), scores)
+    return scores.squeeze(0)
+
+
+def _prefix(drafts: Tensor, position: int, parents: list[int] | None) -> Tensor:
+    if parents is None:
+        return drafts[:position]
+    path: list[int] = []
+    node = position - 1
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return drafts[torch.tensor(path[::-1], dtype=torch.int64, device=drafts.device)]

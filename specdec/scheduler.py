@@ -1,0 +1,104 @@
+"""Which rows run and how many draft tokens each may get. There are no phases: a row whose cache is behind its known
+tokens catches up, any other row decodes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import final
+
+from attrs import define, field, frozen
+from attrs.validators import ge, instance_of
+from torch import Tensor
+
+from specdec.sequence import Batch, Sequence
+from specdec.types import Draft, Kept
+
+
+@final
+@frozen
+class Room:
+    """What there is: free cache rows, and the most draft tokens the drafter proposes for one row."""
+
+    slots: int
+    draft: int
+
+
+@final
+@frozen(eq=False)
+class Plan:
+    """One step.
+
+    Attributes:
+        admit: sequences that leave the queue and get a cache row now.
+        prefill: (row, tokens to cache) for rows that are behind.
+        decode: (row, draft budget) for rows with exactly one pending token.
+    """
+
+    admit: tuple[Sequence, ...]
+    prefill: tuple[tuple[Sequence, int], ...]
+    decode: tuple[tuple[Sequence, int], ...]
+
+
+@define(kw_only=True, eq=False)
+class Scheduler(ABC):
+    """A queue and the rows that run. A strategy says how many to admit.
+
+    Attributes:
+        prefill_chunk: most prompt tokens of a row that one step caches.
+    """
+
+    prefill_chunk: int = field(default=512, validator=[instance_of(int), ge(1)])
+    waiting: deque[Sequence] = field(init=False, factory=deque)
+    running: list[Sequence] = field(init=False, factory=list)
+
+    @abstractmethod
+    def admit(self, waiting: int, running: int, slots: int) -> int:
+        """How many of `waiting` sequences may start now, given `running` rows and `slots` free ones."""
+
+    def budget(self, row: Sequence, most: int) -> int:
+        """Draft tokens for a row: as many as could all be kept with one token after them."""
+        return min(most, row.room)
+
+    def trim(self, draft: Draft) -> Tensor:
+        """Sizes int64 [B] to verify, at most `draft.sizes`; may depend on `draft.confidence` only, never on tokens."""
+        return draft.sizes
+
+    @final
+    def submit(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the queue."""
+        self.waiting.append(sequence)
+
+    @final
+    def plan(self, room: Room) -> Plan:
+        """Decide the next step."""
+        count = min(self.admit(len(self.waiting), len(self.running), room.slots), len(self.waiting), room.slots)
+        admitted = tuple(self.waiting.popleft() for _ in range(count))
+        self.running.extend(admitted)
+        prefill, decode = [], []
+        for row in self.running:
+            if row.behind:
+                prefill.append((row, min(row.behind, self.prefill_chunk)))
+            else:
+                decode.append((row, self.budget(row, room.draft)))
+        return Plan(admitted, tuple(prefill), tuple(decode))
+
+    @final
+    def observe(self, batch: Batch, kept: Kept) -> None:
+        """Let go of rows that ended."""
+        if any(kept.finished):
+            self.running = [row for row in self.running if row.finish_reason is None]
+
+    @final
+    def drop(self) -> tuple[Sequence, ...]:
+        """Forget everything; returns the rows that were running."""
+        rows = tuple(self.running)
+        self.running = []
+        self.waiting.clear()
+        return rows
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self.waiting and not self.running

@@ -1,0 +1,256 @@
+"""A transformers decoder-only model behind one staged forward. Everything that versions of transformers differ in, and
+everything a model must be told about caches, positions and masks, is in this file. The model itself is never changed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self, final
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from specdec import tree
+from specdec.errors import ModelError
+from specdec.kv import KVCacheManager
+from specdec.loading import load
+from specdec.processing import laws
+from specdec.sequence import Batch
+from specdec.types import Draft, Scores, Span
+
+_ATTENTION = ("sdpa", "eager")
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_LISTS = ("layers", "h", "blocks")
+_FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
+FINAL = -1  # the tap after the final norm
+
+
+@final
+@frozen(eq=False)
+class Forward:
+    """What one forward gives: `logits` [B, T, V] as the model makes them (None when not wanted), taps [B, T, H]."""
+
+    logits: Tensor | None
+    hidden: Mapping[int, Tensor]
+
+
+@final
+class Target:
+    """A model, its tokenizer and its cache.
+
+    Attributes:
+        model: the transformers model, as it was given.
+        tokenizer: its tokenizer, or None.
+        kv: the cache manager; its rows and tokens are this target's.
+        config: the text part of the model's config.
+        vocabulary: V, width of the logits.
+        context: most positions the model has.
+        eos_ids: union of the generation config's, the config's and the tokenizer's end-of-sequence ids.
+        device: where token ids go in and logits come out.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any = None, *, kv: KVCacheManager) -> None:
+        """
+        Args:
+            model: a loaded decoder-only transformers model.
+            tokenizer: needed for texts and stop strings only.
+            kv: an empty cache manager, such as `Slab(rows=8, tokens=4096)`.
+
+        Raises:
+            ModelError: the model cannot be decoded exactly; names every reason.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.kv = kv
+        self.config = model.config.get_text_config(decoder=True)
+        if problems := _unsupported(model, self.config, kv.rows):
+            raise ModelError("; ".join(problems))
+        self.vocabulary = int(self.config.vocab_size)
+        self.context = int(getattr(self.config, "max_position_embeddings", None) or kv.tokens)
+        self.device = model.get_input_embeddings().weight.device
+        self.eos_ids = _eos_ids(model, self.config, tokenizer)
+        self._additive = self.config._attn_implementation == "eager"
+        self._window = getattr(self.config, "sliding_window", None)
+        self._layer_types = _layer_types(self.config)
+        parameters = inspect.signature(type(model).forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self.preflighted = False
+
+    @classmethod
+    def load(cls, name: str, *, kv: KVCacheManager, **options: Any) -> Self:
+        """Load by hub id, folder or `random:FAMILY`; the options are those of `specdec.loading.load`."""
+        model, tokenizer = load(name, **options)
+        return cls(model, tokenizer, kv=kv)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the input embeddings."""
+        weight = self.model.get_input_embeddings().weight
+        return weight.dtype if weight.dtype.is_floating_point else torch.float32
+
+    @property
+    def limit(self) -> int:
+        """Most tokens a request may know, by the model's context and the cache's."""
+        return min(self.context, self.kv.tokens)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings of int64 [B, T], [B, T, H], as they enter the first layer."""
+        return self.model.get_input_embeddings()(tokens)  # type: ignore[no-any-return]  # transformers is untyped here
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Raw logits [B, T, V] of final hidden states [B, T, H]."""
+        return self.model.get_output_embeddings()(hidden)  # type: ignore[no-any-return]  # transformers is untyped here
+
+    def forward(
+        self,
+        slots: tuple[int, ...],
+        span: Span,
+        *,
+        offset: int = 0,
+        taps: tuple[int, ...] = (),
+        logits: bool = True,
+    ) -> Forward:
+        """Run the model over new tokens of some rows. Keys and values are staged, not committed.
+
+        Args:
+            slots: cache row of each batch row.
+            span: the tokens. A tree needs `offset` 0.
+            offset: staged tokens that earlier forwards of this step left behind the committed ones.
+            taps: decoder layers whose outputs are wanted; -1 is after the final norm.
+            logits: whether to run the head; a prefill chunk does not need it.
+
+        Raises:
+            RequestError: the cache row is too short.
+        """
+        width = span.tokens.shape[1]
+        staged = self.kv.stage(slots, span.sizes, width, offset)
+        where = staged.where
+        starts = torch.tensor(where.starts, device=self.device)
+        sizes = torch.tensor(span.sizes, device=self.device)
+        seen = None if span.parents is None else tree.ancestors(span.parents)
+        arguments: dict[str, Any] = {
+            "input_ids": span.tokens,
+            "position_ids": tree.positions(starts, sizes, width, seen),
+            "attention_mask": self._mask(starts, width, where.end, seen),
+            self._cache_name: staged,
+            "use_cache": True,
+        }
+        with torch.inference_mode(), self._tapped(taps) as hidden:
+            if logits:
+                out = self.model(**arguments).logits.to(self.device)
+            else:
+                self.model.base_model(**arguments)
+                out = None
+        return Forward(out, hidden)
+
+    def score(self, batch: Batch, draft: Draft, taps: tuple[int, ...] = ()) -> Scores:
+        """One forward over the pending token and the draft, and the laws that follow from it."""
+        tokens = torch.cat([batch.pending.unsqueeze(1), draft.tokens], dim=1)
+        parents = None if draft.parents is None else tree.span_parents(draft.parents)
+        # Budgets bound sizes on the host, so staging needs no look at the device.
+        sizes = tuple(1 + min(budget, draft.tokens.shape[1]) for budget in batch.budget)
+        out = self.forward(batch.slots, Span(tokens, sizes, parents), taps=taps)
+        assert out.logits is not None  # asked for
+        logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+        with torch.inference_mode():
+            probs = laws(logits, batch.rows, draft.tokens, parents=draft.parents)
+            columns = torch.arange(tokens.shape[1], device=self.device)
+            padding = columns > draft.sizes.unsqueeze(1)
+            # The largest logit is NaN or infinite whenever any is, or when all are minus infinity.
+            finite = (torch.isfinite(logits.amax(-1)) | padding).all(-1)
+        return Scores(tokens, logits, probs, out.hidden, finite)
+
+    def _mask(self, starts: Tensor, width: int, end: int, seen: Tensor | None) -> Any:
+        def one(window: int | None) -> Tensor:
+            mask = tree.visible(starts, width, end, seen, window)
+            if not self._additive:
+                return mask
+            additive = torch.zeros(mask.shape, dtype=self.dtype, device=mask.device)
+            return additive.masked_fill(~mask, torch.finfo(self.dtype).min)
+
+        kinds = set(self._layer_types)
+        if len(kinds) < 2:
+            windowed = kinds == {"sliding_attention"} or (not kinds and self._window is not None)
+            return one(self._window if windowed else None)
+        return {"full_attention": one(None), "sliding_attention": one(self._window)}
+
+    @contextmanager
+    def _tapped(self, taps: tuple[int, ...]) -> Iterator[dict[int, Tensor]]:
+        """Forward hooks only while somebody taps: `output_hidden_states` means different things across versions."""
+        found: dict[int, Tensor] = {}
+        handles = []
+        for tap in taps:
+
+            def keep(_: nn.Module, __: Any, output: Any, tap: int = tap) -> None:
+                found[tap] = (output[0] if isinstance(output, tuple) else output).to(self.device)
+
+            handles.append(self._module(tap).register_forward_hook(keep))
+        try:
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _module(self, tap: int) -> nn.Module:
+        decoder = self.model.base_model
+        names = _FINAL_NORMS if tap == FINAL else _LAYER_LISTS
+        for name in names:
+            if (module := getattr(decoder, name, None)) is not None:
+                if tap == FINAL:
+                    return module  # type: ignore[no-any-return]  # getattr on an untyped module
+                if 0 <= tap < len(module):
+                    return module[tap]  # type: ignore[no-any-return]  # getattr on an untyped module
+        raise ModelError(
+            f"tap {tap}: {type(self.model).__name__} has no such layer; wanted 0 to "
+            f"{self.config.num_hidden_layers - 1}, or -1 for the final norm"
+        )
+
+
+def _layer_types(config: Any) -> tuple[str, ...]:
+    return tuple(getattr(config, "layer_types", None) or ())
+
+
+def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
+    found: set[int] = set()
+    generation = getattr(model, "generation_config", None)
+    for source in (getattr(generation, "eos_token_id", None), getattr(config, "eos_token_id", None)):
+        if source is not None:
+            found.update([source] if isinstance(source, int) else source)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(int(token) for token in found)
+
+
+def _unsupported(model: Any, config: Any, rows: int) -> list[str]:
+    """Every reason, by name, why a model cannot be decoded exactly by staging and committing keys and values."""
+    kind = config.model_type
+    problems = []
+    if getattr(model.config, "is_encoder_decoder", False):
+        problems.append(f"{kind} is an encoder-decoder; wanted a decoder-only model")
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in _ATTENTION:
+        problems.append(f"{kind}: attn_implementation {attention!r} takes no explicit mask; try 'sdpa' or 'eager'")
+    if strange := sorted(set(_layer_types(config)) - _LAYER_TYPES):
+        problems.append(
+            f"{kind}: layers of type {', '.join(strange)} cannot be rewound by length; wanted attention layers"
+        )
+    if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
+        problems.append(f"{kind}: {type(model).__name__} has no language-model head; load it as a causal LM")
+    parameters = inspect.signature(type(model).forward).parameters
+    if not {"cache", "past_key_values"} & parameters.keys() or "position_ids" not in parameters:
+        problems.append(f"{kind}: forward takes no key-value cache or no positions (ALiBi or a recurrent state?)")
+    if attention == "sdpa" and getattr(config, "attn_logit_softcapping", None):
+        problems.append(f"{kind}: sdpa has no soft-capped attention; try attn_implementation='eager'")
+    for scaling in _rope_types(config):
+        if scaling in ("dynamic", "longrope") and rows > 1:
+            problems.append(f"{kind}: rope scaling {scaling!r} depends on the longest row; try kv.rows 1")
+    return problems
+
+
+def _rope_types(config: Any) -> set[str]:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return {str(entry["rope_type"]) for entry in nested if "rope_type" in entry}

@@ -1,0 +1,341 @@
+"""The data that flows through a step. Shapes use one alphabet:
+
+`B` rows in the step, `T` new tokens per row, `N` draft nodes per row, `D` kept path length, `A = 1 + D` kept staged
+tokens, `V` vocabulary, `H` hidden size, `S` cached positions, `R` rows the cache can hold, `M` numbers of rule memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, final
+
+import torch
+from attrs import field, frozen
+from attrs.validators import and_, ge, gt, instance_of, le
+from torch import Tensor
+
+FinishReason = Literal["eos", "stop_string", "length", "context", "error"]
+# Where the token after a kept path came from. `Verdict.source` holds the index.
+SOURCES = ("bonus", "residual", "target", "argmax", "fallback")
+Source = Literal["bonus", "residual", "target", "argmax", "fallback"]
+
+
+def _temperature(_: object, attribute: Any, value: float) -> None:
+    if value != 0.0 and not value >= 1e-4:
+        raise ValueError(f"'{attribute.name}' must be 0 (greedy) or at least 1e-4, got {value}; try 0")
+
+
+def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _ids(value: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(token) for token in value)
+
+
+@final
+@frozen(kw_only=True)
+class Sampling:
+    """How the tokens of one request are drawn and when it ends. Names as in transformers' GenerationConfig.
+
+    Attributes:
+        temperature: 0 means greedy; greedy is a mode and never divides.
+        top_k: 0 means off.
+        top_p: 1 means off.
+        min_p: 0 means off.
+        repetition_penalty: 1 means off.
+        max_new_tokens: at most this many tokens are emitted.
+        min_new_tokens: no end-of-sequence token before this many.
+        ignore_eos: end-of-sequence tokens are ordinary tokens.
+        stop_ids: further ids that end the request; they are kept in the ids.
+        stop_strings: the text ends before the first of them; the ids end with the token that completes it.
+        seed: all noise of the request is a function of it and of the row's own decode step.
+    """
+
+    temperature: float = field(default=1.0, validator=[instance_of((int, float)), _temperature])
+    top_k: int = field(default=0, validator=[instance_of(int), ge(0)])
+    top_p: float = field(default=1.0, validator=[instance_of((int, float)), gt(0.0), le(1.0)])
+    min_p: float = field(default=0.0, validator=[instance_of((int, float)), ge(0.0), le(1.0)])
+    repetition_penalty: float = field(default=1.0, validator=[instance_of((int, float)), gt(0.0)])
+    max_new_tokens: int = field(default=128, validator=[instance_of(int), ge(1)])
+    min_new_tokens: int = field(default=0, validator=[instance_of(int), ge(0)])
+    ignore_eos: bool = field(default=False, validator=instance_of(bool))
+    stop_ids: frozenset[int] = field(default=frozenset(), converter=frozenset)
+    stop_strings: tuple[str, ...] = field(default=(), converter=_texts)
+    seed: int = field(default=0, validator=and_(instance_of(int), ge(0)))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether tokens are the argmax of the processed logits."""
+        return self.temperature == 0.0
+
+
+@final
+@frozen(kw_only=True, eq=False)
+class Request:
+    """One prompt to continue.
+
+    Attributes:
+        prompt: token ids, at least one.
+        sampling: how to draw and when to stop.
+        id: comes back with every event; made by the engine when left out.
+        processors: transformers `LogitsProcessor` objects, called for every verify position and every draft position
+            with exactly the tokens before it.
+    """
+
+    prompt: tuple[int, ...] = field(converter=_ids)
+    sampling: Sampling = field(factory=Sampling)
+    id: str = ""
+    processors: tuple[Any, ...] = field(default=(), converter=tuple)
+
+
+class Law(ABC):
+    """How draft tokens were drawn: one distribution over the vocabulary for each leading index."""
+
+    @abstractmethod
+    def at(self, tokens: Tensor) -> Tensor:
+        """Probabilities of `tokens` int64 [...]; tokens below 0 have probability 0. Returns [...]."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """All probabilities, [..., V]."""
+
+    @abstractmethod
+    def row(self, index: Tensor, valid: Tensor) -> Law:
+        """The law [B, V] of node `index` int64 [B]; the zero measure where `valid` bool [B] is false.
+
+        The zero measure is the draft law of a position nothing was proposed for: its residual is the target's law.
+        """
+
+    @abstractmethod
+    def narrow(self, length: int) -> Law:
+        """The same law for the first `length` nodes."""
+
+
+@final
+@frozen(eq=False)
+class Dense(Law):
+    """`probs` [..., N, V], each row summing to 1."""
+
+    probs: Tensor
+
+    def at(self, tokens: Tensor) -> Tensor:
+        found = self.probs.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return found * (tokens >= 0)
+
+    def dense(self) -> Tensor:
+        return self.probs
+
+    def row(self, index: Tensor, valid: Tensor) -> Law:
+        rows = torch.arange(index.shape[0], device=index.device)
+        picked = self.probs[rows, index.clamp(min=0, max=self.probs.shape[1] - 1)]
+        return Dense(torch.where(valid.unsqueeze(-1), picked, picked.new_zeros(())))
+
+    def narrow(self, length: int) -> Law:
+        return Dense(self.probs[:, :length])
+
+
+@final
+@frozen(eq=False)
+class Logits(Law):
+    """softmax(`logits` [..., N, V] / temperature [..., N, 1] or a number), made dense only where it is asked for."""
+
+    logits: Tensor
+    temperature: Tensor | float = 1.0
+
+    def _scaled(self) -> Tensor:
+        return self.logits / self.temperature
+
+    def at(self, tokens: Tensor) -> Tensor:
+        scaled = self._scaled()
+        chosen = scaled.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return (chosen - scaled.logsumexp(-1)).exp() * (tokens >= 0)
+
+    def dense(self) -> Tensor:
+        return self._scaled().softmax(-1)
+
+    def row(self, index: Tensor, valid: Tensor) -> Law:
+        rows = torch.arange(index.shape[0], device=index.device)
+        safe = index.clamp(min=0, max=self.logits.shape[1] - 1)
+        scale = self.temperature[rows, safe] if isinstance(self.temperature, Tensor) else self.temperature
+        picked = (self.logits[rows, safe] / scale).softmax(-1)
+        return Dense(torch.where(valid.unsqueeze(-1), picked, picked.new_zeros(())))
+
+    def narrow(self, length: int) -> Law:
+        scale = self.temperature[:, :length] if isinstance(self.temperature, Tensor) else self.temperature
+        return Logits(self.logits[:, :length], scale)
+
+
+@final
+@frozen(eq=False)
+class Sparse(Law):
+    """`probs` [..., N, C] on distinct candidates `ids` int64 [..., N, C]; everything else has probability 0."""
+
+    ids: Tensor
+    probs: Tensor
+    vocabulary: int
+
+    def at(self, tokens: Tensor) -> Tensor:
+        return ((self.ids == tokens.unsqueeze(-1)) * self.probs).sum(-1)
+
+    def dense(self) -> Tensor:
+        empty = self.probs.new_zeros((*self.ids.shape[:-1], self.vocabulary))
+        return empty.scatter_add(-1, self.ids, self.probs)
+
+    def row(self, index: Tensor, valid: Tensor) -> Law:
+        rows = torch.arange(index.shape[0], device=index.device)
+        safe = index.clamp(min=0, max=self.ids.shape[1] - 1)
+        return Sparse(self.ids[rows, safe], self.probs[rows, safe] * valid.unsqueeze(-1), self.vocabulary)
+
+    def narrow(self, length: int) -> Law:
+        return Sparse(self.ids[:, :length], self.probs[:, :length], self.vocabulary)
+
+
+@final
+@frozen(eq=False)
+class PointMass(Law):
+    """All mass on `tokens` int64 [..., N]: what a deterministic drafter draws from; -1 is the zero measure."""
+
+    tokens: Tensor
+    vocabulary: int
+    dtype: torch.dtype = torch.float32
+
+    def at(self, tokens: Tensor) -> Tensor:
+        return ((self.tokens == tokens) & (tokens >= 0)).to(self.dtype)
+
+    def dense(self) -> Tensor:
+        empty = torch.zeros((*self.tokens.shape, self.vocabulary), dtype=self.dtype, device=self.tokens.device)
+        mass = (self.tokens >= 0).to(self.dtype).unsqueeze(-1)
+        return empty.scatter_(-1, self.tokens.clamp(min=0).unsqueeze(-1), mass)
+
+    def row(self, index: Tensor, valid: Tensor) -> Law:
+        rows = torch.arange(index.shape[0], device=index.device)
+        picked = self.tokens[rows, index.clamp(min=0, max=self.tokens.shape[1] - 1)]
+        return PointMass(torch.where(valid, picked, -1), self.vocabulary, self.dtype)
+
+    def narrow(self, length: int) -> Law:
+        return PointMass(self.tokens[:, :length], self.vocabulary, self.dtype)
+
+
+@final
+@frozen(eq=False)
+class Draft:
+    """What a drafter proposes. Nodes in topological order, siblings in the order drawn, padding last.
+
+    Attributes:
+        tokens: int64 [B, N].
+        sizes: int64 [B], how many nodes of each row count; 0 is allowed.
+        parents: int64 [B, N], -1 is a child of the pending token; None is a chain.
+        law: the very law each token was drawn from; None is a point mass (a deterministic drafter).
+        confidence: float32 [B, N], the drafter's own estimate of acceptance.
+    """
+
+    tokens: Tensor
+    sizes: Tensor
+    parents: Tensor | None = None
+    law: Law | None = None
+    confidence: Tensor | None = None
+
+
+@final
+@frozen(eq=False)
+class Span:
+    """New tokens for one forward: `tokens` int64 [B, T], of which `sizes` [B] count; `parents` as in `Draft`.
+
+    In a tree, parents index the span's own columns and column 0 is the root; None is a chain.
+    """
+
+    tokens: Tensor
+    sizes: tuple[int, ...]
+    parents: Tensor | None = None
+
+
+@final
+@frozen(eq=False)
+class Scores:
+    """What the target says. Row 0 follows the pending token, row 1 + j follows draft node j.
+
+    Attributes:
+        tokens: int64 [B, 1+N], what was fed.
+        logits: float32 [B, 1+N, V], raw (float64 for a float64 model).
+        probs: [B, 1+N, V], after temperature, top-k, top-p, min-p and processors; one-hot for greedy rows.
+        hidden: tap -> [B, 1+N, H].
+        finite: bool [B], false where a row of the target's scores is not finite.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    probs: Tensor
+    hidden: Mapping[int, Tensor]
+    finite: Tensor
+
+
+@final
+@frozen(eq=False)
+class Verdict:
+    """What a rule decided: which path is kept, and the law of the token that follows.
+
+    Attributes:
+        path: int64 [B, D] kept draft nodes, root to leaf.
+        lengths: int64 [B], how much of `path` counts.
+        next_probs: [B, V], law of the token after the path.
+        source: int8 [B], index into `SOURCES`.
+        memory: float64 [B, M], what the rule remembers of each request for its next call.
+    """
+
+    path: Tensor
+    lengths: Tensor
+    next_probs: Tensor
+    source: Tensor
+    memory: Tensor | None = None
+
+
+@final
+@frozen(eq=False)
+class Extras:
+    """Numbers per draft node that someone asked for, `values[name]` float64 [B, N]."""
+
+    values: Mapping[str, Tensor]
+    seconds: float = 0.0
+
+
+@final
+@frozen(eq=False)
+class Kept:
+    """What became real in one step, on the host but for the tensors.
+
+    Attributes:
+        tokens: newly known tokens per row, the new pending one last; empty in a prefill chunk.
+        starts: cached length of each row before the commit.
+        inputs: int64 [B, A], the tokens whose cells were kept.
+        next_inputs: int64 [B, A], the token after each of them.
+        offsets: int64 [B, A], staged cells to keep, in order.
+        counts: how many of the `A` columns count, per row.
+        chain: nothing moves in memory.
+        hidden: tap -> [B, A, H], rejected nodes already removed.
+        drafted: draft nodes the rule examined or could have examined, per row.
+        clipped: nodes the drafter proposed beyond its budget or outside the vocabulary, per row.
+        accepted: draft nodes the rule kept, per row, before stops cut them.
+        sources: where the token after the path came from, per row.
+        seconds: draft, verify, rest.
+        extras: name -> per row, one number per draft node; only what was asked for.
+        finished: why a row ended, or None.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...]
+    inputs: Tensor
+    next_inputs: Tensor
+    offsets: Tensor
+    counts: tuple[int, ...]
+    chain: bool
+    hidden: Mapping[int, Tensor]
+    drafted: tuple[int, ...]
+    clipped: tuple[int, ...]
+    accepted: tuple[int, ...]
+    sources: tuple[Source | None, ...]
+    finished: tuple[FinishReason | None, ...]
+    memory: Tensor | None = None
+    seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    extras: Mapping[str, tuple[tuple[float, ...], ...]] | None = None

@@ -1,0 +1,1 @@
+"""Built-in drafters, one file each."""

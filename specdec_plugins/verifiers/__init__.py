@@ -1,0 +1,1 @@
+"""Built-in verifiers, one file each."""
