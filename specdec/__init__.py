@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec.drafter import Drafter
-    from specdec.engine import Completion, Engine, Event
+    from specdec.engine import Engine
     from specdec.kv import KVCacheManager
+    from specdec.progress import Completion, Event
     from specdec.scheduler import Scheduler
     from specdec.target import Target
     from specdec.task import Sample, Score, Task
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "drafter": ("Drafter",),
-    "engine": ("Completion", "Engine", "Event"),
+    "engine": ("Engine",),
     "kv": ("KVCacheManager",),
+    "progress": ("Completion", "Event"),
     "scheduler": ("Scheduler",),
     "target": ("Target",),
     "task": ("Sample", "Score", "Task"),

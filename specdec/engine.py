@@ -7,54 +7,22 @@ from collections.abc import Iterable, Iterator
 from typing import final
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
 
 from specdec.compat import check
 from specdec.drafter import Drafter
 from specdec.errors import RequestError
-from specdec.metrics import Counters, probe
+from specdec.metrics import probe
 from specdec.preflight import preflight
+from specdec.progress import Completion, Event, Progress
 from specdec.scheduler import Room, Scheduler
 from specdec.sequence import Batch, Sequence, make_batch
 from specdec.settle import settle
 from specdec.target import Target
 from specdec.text import TextStream
-from specdec.types import Draft, FinishReason, Kept, Request, Span
+from specdec.types import Draft, Kept, Request, Span
 from specdec.verifier import Verifier
-
-
-@final
-@frozen(eq=False)
-class Completion:
-    """A finished request.
-
-    Attributes:
-        id: the request's.
-        tokens: emitted ids; an end-of-sequence id or the token that completes a stop string is the last of them.
-        text: their text without special tokens, up to a stop string; None without a tokenizer.
-        finish_reason: `eos`, `stop_string`, `length`, `context` or `error` (scores that were not finite).
-        counters: what happened.
-        diagnostics: per diagnostic, one number for every examined draft position, in order; empty unless asked for.
-    """
-
-    id: str
-    tokens: tuple[int, ...]
-    text: str | None
-    finish_reason: FinishReason
-    counters: Counters
-    diagnostics: dict[str, list[float]]
-
-
-@final
-@frozen(eq=False)
-class Event:
-    """What one step did for one request: its new ids, the text that became final, and at the end the completion."""
-
-    id: str
-    tokens: tuple[int, ...]
-    text: str
-    completion: Completion | None
 
 
 @final
@@ -81,7 +49,7 @@ class Engine:
             drafter: proposes; bound to the target here.
             verifier: decides.
             scheduler: says which rows run.
-            diagnostics: compute `specdec.metrics.probe` at every draft node.
+            diagnostics: compute `specdec.metrics.probe` at every draft node of a chain.
 
         Raises:
             CompatibilityError: they do not fit each other; names every reason.
@@ -97,10 +65,8 @@ class Engine:
         self._diagnostics = diagnostics
         self._taps = tuple(sorted({*drafter.taps, *verifier.taps}))
         self._memory = torch.zeros((target.kv.rows, verifier.memory), dtype=torch.float64) if verifier.memory else None
-        self._counters: dict[str, Counters] = {}
-        self._traces: dict[str, dict[str, list[float]]] = {}
-        self._shown: dict[str, int] = {}
-        self._submitted = 0
+        self._progress: dict[str, Progress] = {}
+        self._unnamed = 0
 
     def submit(self, request: Request) -> str:
         """Queue a request; returns its id.
@@ -108,9 +74,8 @@ class Engine:
         Raises:
             RequestError: it cannot be served; says why.
         """
-        request = evolve(request, id=request.id or f"request-{self._submitted}")
-        self._refuse(request)
-        self._submitted += 1
+        request = self._named(request)
+        self.refuse(request)
         sampling, target = request.sampling, self.target
         sequence = Sequence(
             request=request,
@@ -118,23 +83,34 @@ class Engine:
             limit=target.context,
             text=TextStream(target.tokenizer, sampling.stop_strings) if target.tokenizer is not None else None,
         )
-        self._counters[request.id] = Counters()
-        self._traces[request.id] = {}
-        self._shown[request.id] = 0
+        self._progress[request.id] = Progress()
         self.scheduler.submit(sequence)
         return request.id
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
-        """Serve requests to their ends, in the order given."""
-        ids = [self.submit(request) for request in requests]
-        done = {event.id: event.completion for event in self._run() if event.completion is not None}
-        return [done[name] for name in ids]
+        """Serve requests to their ends, in the order given.
+
+        Raises:
+            RequestError: one of them cannot be served; then none is.
+        """
+        named = [self._named(request) for request in requests]
+        done = {event.id: event.completion for event in self.stream(named) if event.completion is not None}
+        return [done[request.id] for request in named]
 
     def stream(self, requests: Iterable[Request]) -> Iterator[Event]:
-        """Serve requests, yielding what each step emitted."""
-        for request in requests:
-            self.submit(request)
-        yield from self._run()
+        """Serve requests, yielding what each step emitted. Leaving early drops what was not finished.
+
+        Raises:
+            RequestError: one of them cannot be served; then none is.
+        """
+        try:
+            for request in requests:
+                self.submit(request)
+            while not self.scheduler.idle:
+                yield from self.step()
+        finally:
+            self._release([row for row in self.scheduler.drop() if row.slot is not None], clear=True)
+            self._progress.clear()
 
     def step(self) -> list[Event]:
         """One plan: admit, cache prompts in chunks, decode every row that is ready."""
@@ -151,22 +127,14 @@ class Engine:
             batch = make_batch(list(plan.decode), self.target.device, self._memory)
             return self._finish(batch, self._decode(batch))
 
-    def _run(self) -> Iterator[Event]:
-        try:
-            while not self.scheduler.idle:
-                yield from self.step()
-        finally:
-            # An abandoned stream or an error leaves nothing behind for the next call.
-            rows = [row for row in self.scheduler.drop() if row.slot is not None]
-            self._release(rows, clear=True)
-
     def _decode(self, batch: Batch) -> Kept:
         start = time.perf_counter()
         draft, clipped = self._propose(batch)
         drafted = time.perf_counter()
         scores = self.target.score(batch, draft, self._taps)  # stages keys and values
         verified = time.perf_counter()
-        extras = probe(draft, scores, self.verifier) if self._diagnostics and draft.tokens.shape[1] else None
+        wanted = self._diagnostics and draft.parents is None and draft.tokens.shape[1] > 0
+        extras = probe(draft, scores, self.verifier) if wanted else None
         probed = time.perf_counter()
         verdict = self.verifier.verify(draft, scores, batch.noise, batch.memory)
         kept = settle(batch, draft, scores, verdict, clipped, extras)  # samples, stops; the one copy to the host
@@ -244,48 +212,13 @@ class Engine:
             self._memory[torch.tensor(batch.slots)] = kept.memory.to(self._memory.device)
 
     def _finish(self, batch: Batch, kept: Kept) -> list[Event]:
-        events = []
-        for index, row in enumerate(batch.rows):
-            name = row.request.id
-            self._counters[name].count(kept, index)
-            if kept.extras is not None:
-                examined = min(kept.accepted[index] + 1, kept.drafted[index])
-                for key, values in kept.extras.items():
-                    self._traces[name].setdefault(key, []).extend(values[index][:examined])
-            completion = self._complete(row) if row.finish_reason is not None else None
-            text = self._new_text(row)
-            events.append(Event(name, kept.tokens[index], text, completion))
-        for failed in (False, True):
-            rows = [row for row in batch.rows if row.finish_reason and (row.finish_reason == "error") is failed]
-            self._release(rows, clear=failed)
-        for row in batch.rows:
-            if row.finish_reason is not None:
-                for store in (self._counters, self._traces, self._shown):
-                    store.pop(row.request.id)
+        events = [self._progress[row.request.id].record(row, kept, i) for i, row in enumerate(batch.rows)]
+        ended = [row for row in batch.rows if row.finish_reason is not None]
+        self._release([row for row in ended if row.finish_reason != "error"], clear=False)
+        self._release([row for row in ended if row.finish_reason == "error"], clear=True)
+        for row in ended:
+            del self._progress[row.request.id]
         return events
-
-    def _new_text(self, row: Sequence) -> str:
-        if row.text is None:
-            return ""
-        if row.finish_reason is not None:
-            row.text.close()
-        start = self._shown[row.request.id]
-        self._shown[row.request.id] = len(row.text.text)
-        return row.text.text[start:]
-
-    def _complete(self, row: Sequence) -> Completion:
-        name = row.request.id
-        if row.text is not None:
-            row.text.close()
-        assert row.finish_reason is not None  # callers check
-        return Completion(
-            id=name,
-            tokens=tuple(row.output),
-            text=None if row.text is None else row.text.text,
-            finish_reason=row.finish_reason,
-            counters=self._counters[name],
-            diagnostics=self._traces[name],
-        )
 
     def _release(self, rows: list[Sequence], *, clear: bool) -> None:
         slots = tuple(row.slot for row in rows if row.slot is not None)
@@ -293,10 +226,17 @@ class Engine:
             self.target.kv.release(slots, clear=clear)
             self.drafter.release(slots)
 
-    def _refuse(self, request: Request) -> None:
+    def _named(self, request: Request) -> Request:
+        if request.id:
+            return request
+        self._unnamed += 1
+        return evolve(request, id=f"request-{self._unnamed}")
+
+    def refuse(self, request: Request) -> None:
+        """Raise RequestError when a request cannot be served, without queuing it."""
         target, sampling, length = self.target, request.sampling, len(request.prompt)
         name = f"request {request.id!r}"
-        if request.id in self._counters:
+        if request.id in self._progress:
             raise RequestError(f"{name}: the id is already in use; give every request its own")
         if not length:
             raise RequestError(f"{name}: the prompt is empty; wanted at least one token, try the model's BOS token")

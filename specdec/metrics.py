@@ -53,8 +53,9 @@ class Counters:
     def count(self, kept: Kept, row: int) -> None:
         """Add one step of one row. A token that a stop cut off counts nowhere."""
         emitted = len(kept.tokens[row])
-        drafted = kept.drafted[row]
         accepted = min(kept.accepted[row], emitted)
+        cut = emitted <= kept.accepted[row]
+        drafted = min(kept.drafted[row], emitted) if cut else kept.drafted[row]
         self.num_steps += 1
         self.num_drafts += drafted > 0
         self.num_draft_tokens += drafted
@@ -66,7 +67,7 @@ class Counters:
             for position in range(upto):
                 counts[position] += 1
         source = kept.sources[row]
-        if source is not None and emitted > kept.accepted[row]:
+        if source is not None and not cut:
             self.num_per_source[source] += 1
         if emitted:
             self.num_per_length[emitted] = self.num_per_length.get(emitted, 0) + 1
@@ -115,7 +116,7 @@ def pool(parts: Sequence[Counters]) -> Counters:
 
 
 def probe(draft: Draft, scores: Scores, verifier: Verifier) -> Extras:
-    """Diagnostics of every draft node, each [B, N] float64; positions after the first rejection were not examined.
+    """Diagnostics of every node of a chain, each [B, N] float64; positions after the first rejection were not examined.
 
     p, q: probabilities of the drafted token. rank: tokens more probable under p. in_nucleus: whether it lies in the
     target's nucleus of theta 0.95. rejection: R. nucleus_excess: E of NSD with theta 0.95 there, whatever rule runs.
@@ -128,9 +129,6 @@ def probe(draft: Draft, scores: Scores, verifier: Verifier) -> Extras:
     q = law.dense()
     tokens = draft.tokens
     columns = torch.arange(nodes, device=tokens.device).expand(tokens.shape)
-    if draft.parents is not None:
-        index = (draft.parents + 1).unsqueeze(-1).expand(-1, -1, p.shape[-1])
-        p = scores.probs.gather(1, index)
     chosen = gather(p, tokens)
     values = {
         "p": chosen,
@@ -142,7 +140,7 @@ def probe(draft: Draft, scores: Scores, verifier: Verifier) -> Extras:
         "deviation": torch.full_like(chosen, float("nan")),
         "excess": torch.full_like(chosen, float("nan")),
     }
-    if isinstance(verifier, PointwiseVerifier) and draft.parents is None and verifier.memory == 0:
+    if isinstance(verifier, PointwiseVerifier) and verifier.memory == 0:
         hidden = {tap: features[:, 1:] for tap, features in scores.hidden.items()}
         at = Place(p, law, tokens, columns, scores.logits[:, :nodes], hidden)
         acceptance = verifier.acceptance(at)

@@ -65,7 +65,8 @@ def entropy(probs: Tensor, floor: float = 0.0) -> Tensor:
     """-sum p log(p + floor) in nats, [...]; 0 log 0 is 0."""
     if floor > 0.0:
         return -(probs * (probs + floor).log()).sum(-1)
-    return torch.special.entr(probs).sum(-1)
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(-1)
 
 
 def total_variation(left: Tensor, right: Tensor) -> Tensor:
