@@ -36,6 +36,11 @@ class Drafter(ABC):
         """Target features it wants in `Kept.hidden`: k is the output of decoder layer k, -1 after the final norm."""
         return ()
 
+    @property
+    def notes(self) -> list[str]:
+        """What binding found worth saying, one sentence each."""
+        return []
+
     @abstractmethod
     def bind(self, target: Target) -> None:
         """Load weights and make caches for this target. A second call with the same target changes nothing.

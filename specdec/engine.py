@@ -30,7 +30,8 @@ class Engine:
     """Target, drafter, verifier and scheduler in one loop.
 
     Attributes:
-        seconds: draft, verify and rest, summed over steps; diagnostics are not in it.
+        seconds: draft, verify and rest (prefill is in the rest), summed; diagnostics are not in it. On a GPU the split
+            is exact only with diagnostics on, which wait for the device; the sum always is.
         steps: decode steps so far.
     """
 
@@ -128,23 +129,29 @@ class Engine:
             return self._finish(batch, self._decode(batch))
 
     def _decode(self, batch: Batch) -> Kept:
-        start = time.perf_counter()
+        start = self._clock()
         draft, clipped = self._propose(batch)
-        drafted = time.perf_counter()
+        drafted = self._clock()
         scores = self.target.score(batch, draft, self._taps)  # stages keys and values
-        verified = time.perf_counter()
+        verified = self._clock()
         wanted = self._diagnostics and draft.parents is None and draft.tokens.shape[1] > 0
         extras = probe(draft, scores, self.verifier) if wanted else None
-        probed = time.perf_counter()
+        probed = self._clock()
         verdict = self.verifier.verify(draft, scores, batch.noise, batch.memory)
         kept = settle(batch, draft, scores, verdict, clipped, extras)  # samples, stops; the one copy to the host
         self._commit(batch, kept)
         self.drafter.observe(batch, kept)
         self.scheduler.observe(batch, kept)
-        seconds = (drafted - start, verified - drafted, time.perf_counter() - probed)
+        seconds = (drafted - start, verified - drafted, self._clock() - probed)
         self.seconds = [total + part for total, part in zip(self.seconds, seconds, strict=True)]
         self.steps += 1
         return evolve(kept, seconds=seconds)
+
+    def _clock(self) -> float:
+        # Without waiting for the device, work of the diagnostics would be charged to what follows them.
+        if self._diagnostics and self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
 
     def _propose(self, batch: Batch) -> tuple[Draft, Tensor]:
         """A draft within budgets and vocabulary, and how many nodes of each row were clipped to get there."""

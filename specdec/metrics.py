@@ -11,7 +11,7 @@ import torch
 from attrs import Factory, asdict, define
 
 from specdec.probability import at as gather
-from specdec.probability import mass_above
+from specdec.probability import mass_above, normalise
 from specdec.theory import deviation, excess, nucleus_excess, rejection
 from specdec.types import SOURCES, Draft, Extras, Kept, PointMass, Scores
 from specdec.verifier import Place, PointwiseVerifier, Verifier
@@ -144,8 +144,7 @@ def probe(draft: Draft, scores: Scores, verifier: Verifier) -> Extras:
         hidden = {tap: features[:, 1:] for tap, features in scores.hidden.items()}
         at = Place(p, law, tokens, columns, scores.logits[:, :nodes], hidden)
         acceptance = verifier.acceptance(at)
-        weights = verifier.correct(at)
-        replacement = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        replacement, _ = normalise(verifier.correct(at), p)
         values["deviation"] = deviation(p, q, acceptance, replacement)
         values["excess"] = excess(p, q, acceptance)
     return Extras({name: value.double() for name, value in values.items()})

@@ -61,10 +61,11 @@ class TextStream:
 
     def _release(self, *, final: bool) -> str:
         start = len(self.text)
-        hits = [index for stop in self.stop_strings if (index := self._seen.find(stop, start)) >= 0]
+        # The one completed first, so that the text does not depend on where tokens end.
+        hits = [(i + len(stop), i) for stop in self.stop_strings if (i := self._seen.find(stop, start)) >= 0]
         if hits:
             self.stopped = True
-            end = min(hits)
+            end = min(hits)[1]
         else:
             end = len(self._seen) if final else len(self._seen) - self._held()
         self.text = self._seen[:end]

@@ -1,8 +1,8 @@
 """Closed forms for one position: what a rule's acceptance and replacement do to the law of the emitted token.
 
 p is the target's law, q the draft's, a the acceptance, R = TV(p, q) what the standard rule rejects (Leviathan et al.,
-arXiv:2211.17192). For any a >= min(1, p/q) with the residual (p - q)+ as replacement, e = q a - min(p, q) and E = sum e:
-the output law is p + e - (E/R)(p - q)+, its total variation from p is E, and E <= R.
+arXiv:2211.17192). For any a >= min(1, p/q) with the residual (p - q)+ as replacement, let e = q a - min(p, q) and
+E = sum e: the output law is p + e - (E/R)(p - q)+, its total variation from p is E, and E <= R.
 """
 
 from __future__ import annotations

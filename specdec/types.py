@@ -297,7 +297,6 @@ class Extras:
     """Numbers per draft node that someone asked for, `values[name]` float64 [B, N]."""
 
     values: Mapping[str, Tensor]
-    seconds: float = 0.0
 
 
 @final

@@ -12,7 +12,7 @@ from specdec.scheduler import Scheduler
 @final
 @define(kw_only=True, eq=False)
 class Static(Scheduler):
-    """Admits new rows only when none runs: the batching of most research code. Rows that ended leave their place empty."""
+    """Admits new rows only when none runs, as most research code does. Rows that ended leave their place empty."""
 
     def admit(self, waiting: int, running: int, slots: int) -> int:
         return 0 if running else min(waiting, slots)

@@ -18,8 +18,8 @@ class Greedy(PointwiseVerifier, FastAccept):
 
     Formula: a(x) = 1 if x = argmax p else 0; replacement and bonus argmax p. The lowest id wins a tie.
     Source: Stern et al., arXiv:1811.03115.
-    Guarantee: the output is the target's greedy one, at any temperature. At temperature above 0 that is another law than
-    the target's: use `standard` there.
+    Guarantee: the output is the target's greedy one, at any temperature. Above 0 that is another law than the target's:
+    use `standard` there.
     Cost: O(V) per draft node, no draft law.
     """
 

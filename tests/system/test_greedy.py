@@ -77,7 +77,7 @@ def test_ragged_batch_equals_generate(family, drafter, k):
 CHUNKED = [pytest.param(family, marks=() if family in ("llama", "gemma3") else pytest.mark.full) for family in FAMILIES]
 
 
-# Catches: a prefill chunk that forgets its offset, a joining row that disturbs the others, stale cells in a reused slot.
+# Catches: a prefill chunk that forgets its offset, a joining row that disturbs others, stale cells in a reused slot.
 @pytest.mark.parametrize("k", [1, 3, 7])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("family", CHUNKED)
@@ -120,7 +120,7 @@ def test_target_as_its_own_drafter_accepts_everything_at_temperature_one_in_floa
     assert len({completion.tokens for completion in completions}) == 4
 
 
-# Catches: tree masks that let siblings see each other, positions by column instead of depth, a commit that does not move.
+# Catches: tree masks that let siblings see each other, positions by column and not by depth, commits that do not move.
 @pytest.mark.parametrize("family", FAMILIES)
 def test_token_trees_with_the_right_branch_second_equal_generate(family):
     right = oracle(greedy(family, NEW), prompts(), 2)

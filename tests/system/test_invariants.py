@@ -103,7 +103,7 @@ def fresh_cells(model, tokens):
     return cells(target.kv, slot)
 
 
-# Catches: every kind of wrong rollback: a rejected cell kept, a tree cell not moved, a key rotated for another position.
+# Catches: wrong rollbacks: a rejected cell kept, a tree cell not moved, a key rotated for another position.
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_committed_cells_equal_a_fresh_prefill_after_every_step(family, temperature):

@@ -1,0 +1,286 @@
+"""A recipe, run: every drafter with every verifier on the same prompts, noise, cache policy, loop and clock.
+
+Prompts go in chunks of as many as the cache has rows; every combination does a chunk before the next begins, so that a
+machine's mood hits all alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from attrs import evolve, frozen
+
+from specdec.drafter import Drafter
+from specdec.engine import Engine
+from specdec.environment import environment
+from specdec.errors import CompatibilityError, DataError, RequestError
+from specdec.noise import request_seed
+from specdec.progress import Completion
+from specdec.recipe import DataSection, Recipe
+from specdec.registry import load
+from specdec.report import markdown
+from specdec.results import Row, fidelity, summarise
+from specdec.rundir import RunFolder
+from specdec.target import Target
+from specdec.task import Sample
+from specdec.types import Request
+
+BASELINE = "autoregressive"
+_WARM_UP_TOKENS = 8
+_log = logging.getLogger("specdec")
+
+
+@final
+@frozen
+class Status:
+    """Where a run is.
+
+    Attributes:
+        label: the combination that runs.
+        done: requests that are finished, of all combinations.
+        total: requests of the whole run.
+        tokens_per_second: of this combination, in this session.
+        acceptance_length: the same.
+    """
+
+    label: str
+    done: int
+    total: int
+    tokens_per_second: float | None
+    acceptance_length: float
+
+
+@final
+@frozen(eq=False)
+class Combination:
+    """One row of the comparison and the engine that makes it."""
+
+    row: Row
+    engine: Engine
+
+
+def compare(
+    recipe: Recipe, *, overwrite: bool = False, progress: Callable[[Status], None] | None = None
+) -> dict[str, Any]:
+    """Run a recipe and write its folder.
+
+    Args:
+        recipe: what to run.
+        overwrite: replace a run that is in the folder.
+        progress: told after every block of tokens.
+
+    Returns:
+        What `results.json` holds.
+
+    Raises:
+        SpecdecError: it cannot run; as far as possible found before the first step, all reasons at once.
+    """
+    folder = RunFolder.open(recipe.output_dir, recipe.to_dict(), overwrite=overwrite)
+    options = {name: value for name, value in recipe.to_dict()["target"].items() if name != "model"}
+    target = Target.load(recipe.target.model, kv=recipe.kv.make(), **options)
+    prompts = encode(recipe.samples, target.tokenizer, recipe.data)
+    combinations = combine(recipe, target)
+    _refuse(recipe, prompts, combinations[0].engine)
+    _say_notes(target, [combination.engine.drafter for combination in combinations])
+    about = {**environment(target), "prompts": _digest(prompts)}
+    records = folder.begin(about)
+    if records:
+        _log.info("%s: resuming, %d requests are there already", folder.path, len(records))
+    records += _Run(recipe, prompts, combinations, folder, progress).remaining(records)
+    results = {
+        "recipe": recipe.name,
+        "sampling": recipe.to_dict()["sampling"],
+        "greedy": recipe.sampling.greedy,
+        "target": recipe.target.model,
+        "data": {"file": recipe.data.file, "prompts": len(prompts), "repeats": recipe.report.repeats},
+        "rows_at_once": target.kv.rows,
+        "environment": about,
+        **summarise([combination.row for combination in combinations], records),
+    }
+    folder.finish(results, markdown(results))
+    return results
+
+
+def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict[str, tuple[int, ...]]:
+    """Sample id -> prompt ids, through the chat template where the recipe says so.
+
+    Raises:
+        DataError: there is no tokenizer, or no template where one is needed.
+    """
+    if tokenizer is None:
+        raise DataError("target.model: has no tokenizer, so prompts cannot become tokens; try another folder or hub id")
+    template = bool(getattr(tokenizer, "chat_template", None))
+    if data.chat_template is True and not template:
+        raise DataError("data.chat_template: true, but the target's tokenizer has no template; try auto")
+    use = template if data.chat_template == "auto" else data.chat_template
+    prompts = {}
+    for sample in samples:
+        if sample.messages and not use:
+            raise DataError(f"sample {sample.id!r}: chat messages need a chat template, and none is used here")
+        if use:
+            turns = list(sample.messages) or [{"role": "user", "content": sample.text or ""}]
+            text = tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **data.chat_template_kwargs
+            )
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = tokenizer(sample.text or "")["input_ids"]
+        prompts[sample.id] = tuple(ids)
+    return prompts
+
+
+def combine(recipe: Recipe, target: Target) -> list[Combination]:
+    """The product of drafters and verifiers, and the baseline before it. A drafter is bound once and used by all.
+
+    Raises:
+        CompatibilityError: names every pair that does not fit, and why.
+    """
+    pairs: list[tuple[Row, Drafter, Any]] = []
+    if recipe.report.baseline:
+        standard, none = load("verifiers", "standard")(), load("drafters", "none")()
+        row = Row(
+            label=BASELINE,
+            drafter="none",
+            verifier="standard",
+            exactness=standard.exactness,
+            family=standard.family,
+            point_mass=False,
+            baseline=True,
+        )
+        pairs.append((row, none, standard))
+    standards = [entry.label for entry in recipe.verifiers if entry.use == "standard"]
+    for source in recipe.drafters:
+        drafter = source.make()
+        for entry in recipe.verifiers:
+            verifier = entry.make()
+            row = Row(
+                label=f"{source.label} + {entry.label}",
+                drafter=source.label,
+                verifier=entry.label,
+                exactness=verifier.exactness,
+                family=verifier.family,
+                point_mass=drafter.num_speculative_tokens > 0 and (drafter.deterministic or recipe.sampling.greedy),
+                reference=f"{source.label} + {standards[0]}" if standards and entry.label not in standards else None,
+            )
+            pairs.append((row, drafter, verifier))
+    made, problems = [], []
+    for row, drafter, verifier in pairs:
+        try:
+            scheduler = recipe.scheduler.make()
+            engine = Engine(target, drafter, verifier, scheduler, diagnostics=recipe.report.diagnostics)
+            made.append(Combination(row, engine))
+        except CompatibilityError as error:
+            problems += [f"{row.label}: {problem}" for problem in error.problems]
+    if problems:
+        raise CompatibilityError(problems)
+    return made
+
+
+@final
+class _Run:
+    """The loop over chunks, repeats and combinations."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        prompts: Mapping[str, tuple[int, ...]],
+        combinations: Sequence[Combination],
+        folder: RunFolder,
+        progress: Callable[[Status], None] | None,
+    ) -> None:
+        self.recipe, self.prompts, self.combinations, self.folder = recipe, prompts, combinations, folder
+        self.progress = progress
+        self.total = len(prompts) * recipe.report.repeats * len(combinations)
+        self.done = 0
+        self.seen: dict[str, list[float]] = {}  # label -> emitted tokens, steps, seconds
+
+    def remaining(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Everything that no record is of, in order."""
+        there = {(record["run"], record["sample"], record["repeat"]) for record in records}
+        self.done = len(there)
+        if self.done < self.total:
+            self._warm_up()
+        names, rows = list(self.prompts), self.combinations[0].engine.target.kv.rows
+        made = []
+        for start in range(0, len(names), rows):
+            for repeat in range(self.recipe.report.repeats):
+                for combination in self.combinations:
+                    label = combination.row.label
+                    chunk = [name for name in names[start : start + rows] if (label, name, repeat) not in there]
+                    if chunk:
+                        new = self._segment(combination, chunk, repeat)
+                        self.folder.append(new)
+                        made += new
+        return made
+
+    def _request(self, sample: str, repeat: int) -> Request:
+        sampling = evolve(self.recipe.sampling, seed=request_seed(self.recipe.seed, sample, repeat))
+        return Request(prompt=self.prompts[sample], sampling=sampling, id=sample)
+
+    def _warm_up(self) -> None:
+        """A few tokens that count nowhere: first calls allocate and choose kernels."""
+        first = self._request(next(iter(self.prompts)), 0)
+        few = evolve(first.sampling, max_new_tokens=min(_WARM_UP_TOKENS, first.sampling.max_new_tokens))
+        for combination in self.combinations:
+            combination.engine.generate([evolve(first, sampling=few)])
+
+    def _segment(self, combination: Combination, chunk: Sequence[str], repeat: int) -> list[dict[str, Any]]:
+        engine, label = combination.engine, combination.row.label
+        before = list(engine.seconds)
+        done: dict[str, Completion] = {}
+        seen = self.seen.setdefault(label, [0.0, 0.0, 0.0])
+        for event in engine.stream([self._request(name, repeat) for name in chunk]):
+            if event.completion is not None:
+                done[event.id] = event.completion
+                self.done += 1
+            seen[0] += len(event.tokens)
+            seen[1] += 1
+            if self.progress is not None:
+                spent = seen[2] + sum(engine.seconds) - sum(before)
+                pace = seen[0] / spent if spent else None
+                self.progress(Status(label, self.done, self.total, pace, seen[0] / seen[1]))
+        seconds = [after - earlier for after, earlier in zip(engine.seconds, before, strict=True)]
+        seen[2] += sum(seconds)
+        return [self._record(label, repeat, done[name], [part / len(chunk) for part in seconds]) for name in chunk]
+
+    def _record(self, label: str, repeat: int, completion: Completion, seconds: Sequence[float]) -> dict[str, Any]:
+        """`seconds` is the request's equal share of its chunk's: only their sum means something."""
+        return {
+            "run": label,
+            "sample": completion.id,
+            "repeat": repeat,
+            "prompt_tokens": len(self.prompts[completion.id]),
+            "finish_reason": completion.finish_reason,
+            "text": completion.text,
+            "tokens": list(completion.tokens),
+            "counters": completion.counters.to_dict(),
+            "fidelity": fidelity(completion.diagnostics) if self.recipe.report.diagnostics else None,
+            "seconds": dict(zip(("draft", "verify", "rest"), seconds, strict=True)),
+        }
+
+
+def _refuse(recipe: Recipe, prompts: Mapping[str, tuple[int, ...]], engine: Engine) -> None:
+    """Every prompt that cannot be served, at once."""
+    problems = []
+    for name, prompt in prompts.items():
+        try:
+            engine.refuse(Request(prompt=prompt, sampling=recipe.sampling, id=name))
+        except RequestError as error:
+            problems.append(str(error))
+    if problems:
+        raise RequestError("\n".join(problems))
+
+
+def _say_notes(target: Target, drafters: Sequence[Drafter]) -> None:
+    _log.info("nothing but end-of-sequence ids is taken from a model's generation config; sampling is the recipe's")
+    notes = [note for drafter in drafters for note in drafter.notes]
+    for note in dict.fromkeys(notes):
+        _log.info("%s", note)
+
+
+def _digest(prompts: Mapping[str, tuple[int, ...]]) -> str:
+    return f"sha256:{hashlib.sha256(json.dumps(list(prompts.items())).encode()).hexdigest()}"

@@ -1,0 +1,181 @@
+"""Names to classes, by entry points alone: built-in strategies and anybody's enter by the same groups.
+
+Reading names reads metadata only; nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, final
+
+from attrs import frozen
+
+from specdec.errors import PluginError
+
+# What a plugin of each kind must be; None where any object will do.
+_BASES: dict[str, str | None] = {
+    "drafters": "specdec.drafter:Drafter",
+    "verifiers": "specdec.verifier:Verifier",
+    "kv": "specdec.kv:KVCacheManager",
+    "schedulers": "specdec.scheduler:Scheduler",
+    "tasks": "specdec.task:Task",
+    "commands": None,
+}
+KINDS = tuple(_BASES)
+_OWN = "specdec-lab"
+
+
+@final
+@frozen
+class Plugin:
+    """One entry point.
+
+    Attributes:
+        kind: its group without the prefix `specdec.`.
+        name: what `use:` calls it.
+        value: `module:Class`.
+        distribution: who brings it, with the version.
+        bundled: it is of specdec's own distribution.
+    """
+
+    kind: str
+    name: str
+    value: str
+    distribution: str
+    bundled: bool
+
+
+def plugins(kind: str) -> list[Plugin]:
+    """Every entry point of a kind, sorted by name; the same name twice when two distributions claim it.
+
+    Raises:
+        PluginError: there is no such kind.
+    """
+    if kind not in _BASES:
+        raise PluginError(f"unknown kind {kind!r}{suggestion(kind, KINDS)}; one of {', '.join(KINDS)}")
+    found = {_plugin(kind, entry) for entry in entry_points(group=f"specdec.{kind}")}
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def names(kind: str) -> list[str]:
+    """The names of a kind, from metadata only."""
+    return sorted({plugin.name for plugin in plugins(kind)})
+
+
+def load(kind: str, name: str, *folders: Path) -> Any:
+    """Import one plugin.
+
+    Args:
+        kind: such as "verifiers".
+        name: an entry point's, or `module:Class` for a class of no package.
+        folders: where a module of no package may lie, beside the import path and the current folder.
+
+    Raises:
+        PluginError: unknown (says what there is, and which plugins cannot be imported), claimed twice, cannot be
+            imported, or not of the kind.
+    """
+    if ":" in name:
+        with _importable(*folders, Path.cwd()):
+            return _import(kind, name, name)
+    found = [plugin for plugin in plugins(kind) if plugin.name == name]
+    if len(found) > 1:
+        claims = " and ".join(f"{plugin.distribution} ({plugin.value})" for plugin in found)
+        raise PluginError(
+            f"{kind}/{name}: claimed by {claims}; remove one of them, or say which with `use: {found[0].value}`"
+        )
+    if not found:
+        raise PluginError(_unknown(kind, name))
+    return _import(kind, name, found[0].value)
+
+
+def problem(plugin: Plugin) -> str | None:
+    """Why a plugin cannot be used, or None; imports it."""
+    try:
+        _import(plugin.kind, plugin.name, plugin.value)
+    except PluginError as error:
+        return str(error)
+    return None
+
+
+def summary(plugin: Plugin) -> str:
+    """The first line of its docstring, read from the source without importing it; empty where there is none."""
+    module, _, name = plugin.value.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+        source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
+        tree = ast.parse(source)
+    except Exception:  # whatever a stranger's package raises on import, a list must not fail over it
+        return ""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            text = ast.get_docstring(node) or ""
+            return " ".join(text.partition("\n\n")[0].split())
+    return ""
+
+
+def suggestion(got: str, known: Any) -> str:
+    """`; did you mean 'x'?`, or nothing when no known name is near."""
+    near = difflib.get_close_matches(got, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _plugin(kind: str, entry: EntryPoint) -> Plugin:
+    name = entry.dist.name if entry.dist is not None else "an unnamed distribution"
+    version = f" {entry.dist.version}" if entry.dist is not None else ""
+    return Plugin(kind, entry.name, entry.value, name + version, name == _OWN)
+
+
+def _import(kind: str, name: str, value: str) -> Any:
+    place = f"{kind}/{name}"
+    module, _, attribute = value.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a plugin's module may raise anything
+        where = "" if name == value else f" ({value})"
+        raise PluginError(f"{place}{where} cannot be imported: {type(error).__name__}: {error}") from error
+    base = _base(kind)
+    if base is not None and not (isinstance(found, type) and issubclass(found, base)):
+        raise PluginError(f"{place}: {value} is not a subclass of {base.__module__}.{base.__name__}")
+    if base is not None and inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise PluginError(f"{place}: {value} does not implement {missing}")
+    return found
+
+
+def _base(kind: str) -> type | None:
+    if (path := _BASES[kind]) is None:
+        return None
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # a class, by the table
+
+
+def _unknown(kind: str, name: str) -> str:
+    known = names(kind)
+    text = f"{kind}/{name}: unknown{suggestion(name, known)}; there are {', '.join(known)}"
+    for plugin in plugins(kind):
+        if not plugin.bundled and (why := problem(plugin)) is not None:
+            text += f"; {why}"
+    return f"{text}; a class of no package is `my_module:MyClass`"
+
+
+@contextmanager
+def _importable(*folders: Path) -> Iterator[None]:
+    added = [text for folder in folders if (text := str(folder.resolve())) not in sys.path]
+    sys.path[:0] = added
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for folder in added:
+            sys.path.remove(folder)

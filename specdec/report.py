@@ -1,0 +1,228 @@
+"""Results as people read them: one table, what its columns mean, and what the run depended on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+NOT_MEASURED = "not measured"
+NONE = "-"
+SPEED = ("acceptance length", "accepted", "tokens/s", "speedup")
+FIDELITY = ("R", "E", "deviation", "rejected, in nucleus", "rejected, in top 10", "same ids as standard")
+_MEANINGS = (
+    ("acceptance length", "acceptance_length"),
+    ("accepted", "acceptance_rate"),
+    ("tokens/s", "tokens_per_second"),
+    ("speedup", "speedup"),
+    ("R", "rejection"),
+    ("E", "nucleus_excess"),
+    ("deviation", "deviation"),
+    ("rejected, in nucleus", "rejected_in_nucleus"),
+    ("rejected, in top 10", "rejected_in_top_10"),
+    ("same ids as standard", "agreement"),
+)
+
+
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """One row of results as text, by column; every column is there."""
+    drafts = row["counters"]["num_draft_tokens"] > 0
+    return {
+        "run": row["label"] + (" *" if row["point_mass"] else "") + _failures(row),
+        "exactness": row["exactness"].replace("_", " "),
+        "acceptance length": _interval(row["acceptance_length"], _two),
+        "accepted": _percent(row["acceptance_rate"]),
+        "tokens/s": _one(row["tokens_per_second"]),
+        "speedup": _times(row["speedup"]),
+        **_fidelity(row["fidelity"], drafts=drafts),
+        "same ids as standard": _agreement(row["agreement"]),
+    }
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The report of a run: a pure function of what `results.json` holds."""
+    rows = [cells(row) for row in results["rows"]]
+    columns = list(rows[0])
+    data = results["data"]
+    lines = [
+        f"# {results['recipe']}",
+        "",
+        f"Target {results['target']}, {data['prompts']} prompts x {data['repeats']} repeats, "
+        f"{results['rows_at_once']} at once, {_sampling(results)}.",
+        "",
+        _table(columns, rows),
+        "",
+        *_notes(results),
+        "## How to read it",
+        "",
+        *[f"- **{column}**: {results['formulas'][name]}." for column, name in _MEANINGS],
+        f"- In brackets: {results['formulas']['interval']}.",
+        "- **exactness**: `lossless` keeps the target's law; `own target` keeps another law that the rule states; "
+        "`lossy` promises neither, and its speed means little without the columns to the right of it.",
+        "",
+        "A place is a draft position that the rule looked at; p is the target's law there after temperature and "
+        "filters, q the law the draft token was drawn from. Places are those of the row's own run, so R and E differ "
+        "between rows.",
+        "",
+        "## Also measured",
+        "",
+        *_details(results),
+        "",
+        *_environment(results["environment"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def last_line(results: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+    """The run in one JSON document: what a script wants."""
+    return {
+        "schema_version": results["schema_version"],
+        "recipe": results["recipe"],
+        "output_dir": output_dir,
+        "rows": [
+            {
+                "label": row["label"],
+                "exactness": row["exactness"],
+                "errors": row["errors"],
+                "acceptance_length": row["acceptance_length"]["value"],
+                "acceptance_rate": row["acceptance_rate"],
+                "tokens_per_second": row["tokens_per_second"],
+                "speedup": row["speedup"],
+                **{
+                    name: None if row["fidelity"] is None else row["fidelity"][name]["value"]
+                    for name in ("rejection", "nucleus_excess", "deviation")
+                },
+                "agreement": None if row["agreement"] is None else row["agreement"]["share"],
+            }
+            for row in results["rows"]
+        ],
+    }
+
+
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
+    texts = [list(columns), *([row[column].replace("|", "\\|") for column in columns] for row in rows)]
+    widths = [max(3, *(len(text[index]) for text in texts)) for index in range(len(columns))]
+    left = 2  # the first columns are words, the others numbers
+
+    def line(text: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(text, widths, strict=True))
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [f"{'-' * width}" if index < left else f"{'-' * (width - 1)}:" for index, width in enumerate(widths)]
+    return "\n".join([line(texts[0]), line(rule), *(line(text) for text in texts[1:])])
+
+
+def _fidelity(fidelity: Mapping[str, Any] | None, *, drafts: bool) -> dict[str, str]:
+    names = ("rejection", "nucleus_excess", "deviation", "rejected_in_nucleus", "rejected_in_top_10")
+    kinds: tuple[Callable[[float | None], str], ...] = (_three, _three, _three, _percent, _percent)
+    if not drafts:
+        return dict.fromkeys(FIDELITY[:-1], NONE)
+    if fidelity is None:
+        return dict.fromkeys(FIDELITY[:-1], NOT_MEASURED)
+    shown = {
+        column: _interval(fidelity[name], kind) for column, name, kind in zip(FIDELITY[:-1], names, kinds, strict=True)
+    }
+    if fidelity["deviation"]["value"] is None:
+        shown["deviation"] = NOT_MEASURED
+    return shown
+
+
+def _agreement(agreement: Mapping[str, Any] | None) -> str:
+    if agreement is None or agreement["share"] is None:
+        return NONE
+    first = agreement["median_first_difference"]
+    return _percent(agreement["share"]) + (f", else from {first:g}" if first is not None else "")
+
+
+def _failures(row: Mapping[str, Any]) -> str:
+    return f" ({row['errors']} of {row['requests']} failed)" if row["errors"] else ""
+
+
+def _sampling(results: Mapping[str, Any]) -> str:
+    sampling = results["sampling"]
+    told = ["greedy" if results["greedy"] else f"temperature {sampling['temperature']:g}"]
+    for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+        if sampling[name] != off:
+            told.append(f"{name} {sampling[name]:g}")
+    return ", ".join([*told, f"at most {sampling['max_new_tokens']} new tokens"])
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    rows = results["rows"]
+    notes = []
+    if results["greedy"]:
+        notes.append(
+            "Decoding is greedy: p is all on the target's most probable token, and R, E, deviation and the nucleus "
+            "refer to that."
+        )
+    if any(row["point_mass"] for row in rows):
+        notes.append(
+            "\\* Drafts are point masses (q = 1 on the draft token): the drafter does not sample, or decoding is "
+            "greedy. R is then 1 - p(draft token)."
+        )
+    if not any(row["baseline"] for row in rows):
+        notes.append("There is no autoregressive row (report.baseline is false), so no speedup.")
+    if failed := [f"{row['label']} ({row['errors']})" for row in rows if row["errors"]]:
+        notes.append(
+            f"Requests that ended on scores that were not finite: {', '.join(failed)}. They are in all counts."
+        )
+    return [line for note in notes for line in (note, "")]
+
+
+def _details(results: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for row in results["rows"]:
+        seconds, counters = row["seconds"], row["counters"]
+        split = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("draft", "verify", "rest"))
+        mean = _two(row["acceptance_length_mean_over_requests"])
+        lines.append(
+            f"- {row['label']}: {counters['num_emitted_tokens']} tokens in {counters['num_steps']} verifications of "
+            f"{counters['num_draft_tokens']} draft tokens; seconds {split}; acceptance length as a mean over requests "
+            f"{mean}."
+        )
+    return lines
+
+
+def _environment(about: Mapping[str, Any]) -> list[str]:
+    packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
+    target = about["target"]
+    machine = (
+        ", ".join(dict.fromkeys(about["accelerators"])) or f"{about['processor']}, {about['torch_threads']} threads"
+    )
+    return [
+        f"Python {about['python']}, {packages}. {machine}. Target {target['model_type']}, "
+        f"{target['parameters']:,} parameters, {target['dtype']} on {target['device']}.",
+    ]
+
+
+def _interval(measured: Mapping[str, Any], show: Callable[[float | None], str]) -> str:
+    if measured["value"] is None:
+        return NONE
+    text = show(measured["value"])
+    if measured["interval"] is None:
+        return text
+    low, high = measured["interval"]
+    return f"{text} [{show(low)}, {show(high)}]"
+
+
+def _two(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def _three(value: float | None) -> str:
+    # Sums of probabilities round to a little below nothing.
+    return NONE if value is None else f"{max(value, 0.0) if abs(value) < 5e-4 else value:.3f}"
+
+
+def _one(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f}"
+
+
+def _times(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}x"
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,193 @@
+"""From the records of a run to its results: integers are added up, rates derived, intervals drawn over prompts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, final
+
+from attrs import asdict, frozen
+
+from specdec.metrics import REFERENCE_THETA, Counters, bootstrap, pool
+
+SCHEMA_VERSION = 1
+TOP = 10
+FORMULAS = {
+    "acceptance_length": "num_emitted_tokens / num_steps: tokens of one target verification, bonus or replacement "
+    "included, pooled over all steps of all requests",
+    "acceptance_length_mean_over_requests": "mean over requests of num_emitted_tokens / num_steps",
+    "acceptance_rate": "num_accepted_tokens / num_draft_tokens, the bonus not in it",
+    "tokens_per_second": "num_emitted_tokens / (seconds draft + verify + rest), diagnostics not in it",
+    "speedup": "tokens_per_second / tokens_per_second of the autoregressive row of the same run",
+    "rejection": "mean over examined places of R = TV(p, q) = sum (q - p)+: what the standard rule rejects there",
+    "nucleus_excess": f"mean over examined places of E, the sum of (q - p)+ over p's nucleus of theta "
+    f"{REFERENCE_THETA}: the total variation that NSD causes there, whatever rule runs",
+    "deviation": "mean over examined places of TV(output law of the rule that runs, p)",
+    "rejected_in_nucleus": f"share of rejected draft tokens that lie in p's nucleus of theta {REFERENCE_THETA}",
+    "rejected_in_top_10": "share of rejected draft tokens with fewer than 10 tokens more probable under p",
+    "agreement": "share of requests with the ids of the standard row of the same drafter on the same noise, and among "
+    "the others the median index of the first difference",
+    "interval": "95 %, percentile bootstrap over prompts, 1000 rounds",
+}
+
+Record = Mapping[str, Any]
+
+
+@final
+@frozen(kw_only=True)
+class Row:
+    """One combination of a run.
+
+    Attributes:
+        label: unique in the run.
+        drafter: its label.
+        verifier: its label.
+        exactness: what the rule promises.
+        family: what kind of rule it is.
+        point_mass: drafts have no law: the drafter is deterministic or sampling is greedy.
+        baseline: the row that speedups are against.
+        reference: label of the standard row of the same drafter, or None.
+    """
+
+    label: str
+    drafter: str
+    verifier: str
+    exactness: str
+    family: str
+    point_mass: bool
+    baseline: bool = False
+    reference: str | None = None
+
+
+def fidelity(diagnostics: Mapping[str, Sequence[float]]) -> dict[str, float | int | None]:
+    """Sums over the examined places of one request; `deviation` is None for a rule that has no law at one place."""
+    missed = [index for index, kept in enumerate(diagnostics.get("accepted", ())) if not kept]
+    deviations = diagnostics.get("deviation", ())
+    measured = all(value == value for value in deviations)
+    return {
+        "places": len(diagnostics.get("rejection", ())),
+        "rejection": sum(diagnostics.get("rejection", ())),
+        "nucleus_excess": sum(diagnostics.get("nucleus_excess", ())),
+        "deviation": sum(deviations) if measured else None,
+        "rejected": len(missed),
+        "rejected_in_nucleus": sum(diagnostics["in_nucleus"][index] > 0 for index in missed),
+        "rejected_in_top_10": sum(diagnostics["rank"][index] < TOP for index in missed),
+    }
+
+
+def summarise(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, Any]:
+    """What `results.json` holds, apart from what is said about the run itself."""
+    by_row = {row.label: [record for record in records if record["run"] == row.label] for row in rows}
+    baseline = next((row.label for row in rows if row.baseline), None)
+    pace = _pace(by_row[baseline]) if baseline is not None else None
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "formulas": FORMULAS,
+        "rows": [_row(row, by_row, pace) for row in rows],
+    }
+
+
+def counters(record: Record) -> Counters:
+    """The counters of a record, as they were before they became JSON."""
+    data = dict(record["counters"])
+    data["num_per_length"] = {int(length): count for length, count in data["num_per_length"].items()}
+    return Counters(**data)
+
+
+def _row(row: Row, by_row: Mapping[str, list[Record]], pace: float | None) -> dict[str, Any]:
+    records = by_row[row.label]
+    parts = [counters(record) for record in records]
+    total = pool(parts)
+    lengths = [part.acceptance_length for part in parts if part.acceptance_length is not None]
+    seconds = {name: sum(record["seconds"][name] for record in records) for name in ("draft", "verify", "rest")}
+    own = _pace(records)
+    return {
+        **asdict(row),
+        "prompts": len({record["sample"] for record in records}),
+        "requests": len(records),
+        "errors": sum(record["finish_reason"] == "error" for record in records),
+        "counters": total.to_dict(),
+        "acceptance_length": _ratio(
+            records, lambda r: r["counters"]["num_emitted_tokens"], lambda r: r["counters"]["num_steps"]
+        ),
+        "acceptance_length_mean_over_requests": statistics.fmean(lengths) if lengths else None,
+        "acceptance_rate": total.acceptance_rate,
+        "seconds": {**seconds, "total": sum(seconds.values())},
+        "tokens_per_second": own,
+        "speedup": own / pace if own and pace else None,
+        "fidelity": _fidelity(records),
+        "agreement": _agreement(records, by_row[row.reference]) if row.reference is not None else None,
+    }
+
+
+def _pace(records: Iterable[Record]) -> float | None:
+    tokens, seconds = 0, 0.0
+    for record in records:
+        tokens += record["counters"]["num_emitted_tokens"]
+        seconds += sum(record["seconds"].values())
+    return tokens / seconds if seconds else None
+
+
+def _fidelity(records: Sequence[Record]) -> dict[str, Any] | None:
+    if not records or any(record["fidelity"] is None for record in records):
+        return None
+
+    def mean(name: str, over: str = "places") -> dict[str, Any]:
+        if any(record["fidelity"][name] is None for record in records):
+            return {"value": None, "interval": None}
+        return _ratio(records, lambda record: record["fidelity"][name], lambda record: record["fidelity"][over])
+
+    return {
+        "places": sum(record["fidelity"]["places"] for record in records),
+        "rejected": sum(record["fidelity"]["rejected"] for record in records),
+        "rejection": mean("rejection"),
+        "nucleus_excess": mean("nucleus_excess"),
+        "deviation": mean("deviation"),
+        "rejected_in_nucleus": mean("rejected_in_nucleus", "rejected"),
+        "rejected_in_top_10": mean("rejected_in_top_10", "rejected"),
+    }
+
+
+def _ratio(
+    records: Sequence[Record], over: Callable[[Record], float], under: Callable[[Record], float]
+) -> dict[str, Any]:
+    """A ratio of totals and its interval over prompts."""
+    totals: dict[str, list[float]] = {}
+    for record in records:
+        group = totals.setdefault(record["sample"], [0.0, 0.0])
+        group[0] += over(record)
+        group[1] += under(record)
+
+    def statistic(groups: Sequence[Any]) -> float | None:
+        below = sum(group[1] for group in groups)
+        return sum(group[0] for group in groups) / below if below else None
+
+    groups = list(totals.values())
+    value = statistic(groups)
+    interval = bootstrap(groups, statistic) if value is not None else None
+    return {"value": value, "interval": None if interval is None else list(interval)}
+
+
+def _agreement(records: Sequence[Record], reference: Sequence[Record]) -> dict[str, Any]:
+    wanted = {_key(record): record["tokens"] for record in reference if record["finish_reason"] != "error"}
+    pairs = [
+        (record["tokens"], wanted[_key(record)])
+        for record in records
+        if record["finish_reason"] != "error" and _key(record) in wanted
+    ]
+    first = [_first_difference(ours, theirs) for ours, theirs in pairs if ours != theirs]
+    return {
+        "requests": len(pairs),
+        "equal": len(pairs) - len(first),
+        "share": (len(pairs) - len(first)) / len(pairs) if pairs else None,
+        "median_first_difference": statistics.median(first) if first else None,
+    }
+
+
+def _key(record: Record) -> tuple[str, int]:
+    return record["sample"], record["repeat"]
+
+
+def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(ours), len(theirs)))

@@ -1,0 +1,110 @@
+"""Recipe files: found by path or by shipped name, read as YAML with its pitfalls removed, changed by dotted keys."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specdec.errors import RecipeError
+from specdec.registry import suggestion
+
+_SHIPPED = "specdec_plugins.recipes"
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """Plain data as YAML."""
+    return str(yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = Path(str(importlib.resources.files(_SHIPPED)))
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def find(source: str) -> Path:
+    """The file of a path, or of the name of a shipped recipe; a path wins.
+
+    Raises:
+        RecipeError: there is neither.
+    """
+    path = Path(source)
+    if path.is_file():
+        return path
+    packaged = Path(str(importlib.resources.files(_SHIPPED))) / f"{source}.yaml"
+    if "/" not in source and packaged.is_file():
+        return packaged
+    raise RecipeError(
+        f"recipe {source!r}: no such file{suggestion(source, shipped())}; shipped: {', '.join(shipped())}"
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, and reads 1e-3 as a number."""
+
+
+def _unique(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key, _ in node.value:
+        if (name := loader.construct_object(key)) in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
+        seen.add(name)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def parse(text: str, where: str) -> Any:
+    """YAML as plain data.
+
+    Raises:
+        RecipeError: it is not YAML, or gives a key twice; `where` and the line are in the message.
+    """
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+        raise RecipeError(f"{where}{line}: not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where}: not YAML: {error}") from error
+
+
+def override(content: dict[str, Any], change: str) -> None:
+    """Apply `drafters.0.num_speculative_tokens=7`; sections on the way are made, what is in them is judged later.
+
+    Raises:
+        RecipeError: it is no KEY=VALUE, or the key leads nowhere.
+    """
+    dotted, equals, text = change.partition("=")
+    if not equals or not dotted:
+        raise RecipeError(f"--set {change}: wanted KEY=VALUE, such as drafters.0.num_speculative_tokens=7")
+    value = parse(text, f"--set {dotted}")
+    keys = re.sub(r"\[(\d+)\]", r".\1", dotted).split(".")
+    place: Any = content
+    for depth, key in enumerate(keys):
+        last = depth == len(keys) - 1
+        where = ".".join(keys[:depth]) or "the recipe"
+        if isinstance(place, list):
+            if not key.isdigit() or int(key) >= len(place):
+                raise RecipeError(f"--set {dotted}: {where} has entries 0 to {len(place) - 1}, got {key!r}")
+            index: Any = int(key)
+        elif isinstance(place, dict):
+            index = key
+        else:
+            raise RecipeError(f"--set {dotted}: {where} is {place!r} and has no {key!r}")
+        if last:
+            place[index] = value
+        else:
+            if isinstance(place, dict) and place.get(index) is None:
+                place[index] = {}
+            place = place[index]

@@ -1,0 +1,367 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+from specdec import comparison
+from specdec.cli import main
+
+SMALL = ("--set", "sampling.max_new_tokens=6", "--limit", "2")
+LABELS = [
+    "autoregressive",
+    *(f"{drafter} + {rule}" for drafter in ("model", "prompt_lookup") for rule in ("standard", "typical", "nucleus")),
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def specdec(*arguments):
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def run(*arguments):
+    result = specdec("run", "smoke", *SMALL, *arguments)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def records(folder="runs/smoke"):
+    return [json.loads(line) for line in Path(folder, "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def without_times(entries):
+    return sorted(
+        ({key: value for key, value in entry.items() if key != "seconds"} for entry in entries),
+        key=lambda entry: (entry["run"], entry["sample"], entry["repeat"]),
+    )
+
+
+# Catches: a file that is not written, a row or a repeat that is left out, a last line that is not one JSON document,
+# logs on stdout, escape codes in a pipe.
+def test_a_run_writes_its_folder_and_ends_in_one_json_line():
+    result = run("--set", "report.repeats=2")
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert [row["label"] for row in last["rows"]] == LABELS
+    folder = Path(last["output_dir"])
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "environment.json",
+        "report.md",
+        "results.json",
+        "samples.jsonl",
+    ]
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert results["schema_version"] == 1
+    for row in results["rows"]:
+        assert (row["requests"], row["prompts"], row["errors"]) == (4, 2, 0)
+        assert row["counters"]["num_emitted_tokens"] > 0
+        assert row["tokens_per_second"] > 0
+    assert results["rows"][0]["speedup"] == 1.0
+    standard = {drafter: f"{drafter} + standard" for drafter in ("model", "prompt_lookup")}
+    for row in results["rows"]:
+        compared = row["verifier"] != "standard"
+        assert row["reference"] == (standard[row["drafter"]] if compared else None)
+        assert (row["agreement"] is not None) is compared
+    assert len(records()) == len(LABELS) * 2 * 2
+    assert "generation config" in result.stderr
+    assert "generation config" not in result.stdout
+    assert "\x1b" not in result.stdout + result.stderr
+    report = (folder / "report.md").read_text(encoding="utf-8")
+    assert report.split("## How to read it")[0].rstrip() in result.stdout
+    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["target"]["weights"].startswith("sha256")
+
+
+# Catches: repeats or prompts that share noise, noise that differs between combinations.
+def test_repeats_differ_and_a_second_run_is_the_same():
+    run("--set", "report.repeats=2")
+    first = records()
+    plain = {(entry["sample"], entry["repeat"]): entry["tokens"] for entry in first if entry["run"] == LABELS[0]}
+    assert len({tuple(tokens) for tokens in plain.values()}) == len(plain)
+    run("--set", "report.repeats=2", "--output-dir", "again")
+    assert without_times(records("again")) == without_times(first)
+
+
+# Catches: the seconds of a chunk counted once for every row of it, or the warm-up counted at all.
+def test_the_times_of_records_add_up_to_those_of_the_engine(monkeypatch):
+    original = comparison._Run._segment
+    spent = [0.0, 0.0, 0.0]
+
+    def watched(self, combination, chunk, repeat):
+        before = list(combination.engine.seconds)
+        made = original(self, combination, chunk, repeat)
+        for index, (after, earlier) in enumerate(zip(combination.engine.seconds, before, strict=True)):
+            spent[index] += after - earlier
+        return made
+
+    monkeypatch.setattr(comparison._Run, "_segment", watched)
+    run()
+    for index, name in enumerate(("draft", "verify", "rest")):
+        assert sum(entry["seconds"][name] for entry in records()) == pytest.approx(spent[index])
+
+
+# Catches: --quiet that still prints, or that drops the last line.
+def test_quiet_prints_the_json_line_only():
+    result = run("--quiet")
+    assert len(result.stdout.splitlines()) == 1
+    assert json.loads(result.stdout)["recipe"] == "smoke"
+    assert result.stderr == ""
+
+
+# Catches: lossless rules whose rows leave the target's greedy path; temperature that does not reach the engine.
+def test_at_temperature_zero_lossless_rows_have_the_ids_of_plain_decoding():
+    run("--set", "sampling.temperature=0")
+    found = {(entry["run"], entry["sample"]): entry["tokens"] for entry in records()}
+    for sample in {sample for _, sample in found}:
+        for drafter in ("model", "prompt_lookup"):
+            assert found[f"{drafter} + standard", sample] == found["autoregressive", sample]
+    report = Path("runs/smoke/report.md").read_text(encoding="utf-8")
+    assert "Decoding is greedy" in report
+    assert "model + standard \\*" in report or "model + standard *" in report
+
+
+# Catches: figures that stand for something that was not computed.
+def test_without_diagnostics_fidelity_is_not_measured():
+    result = run("--set", "report.diagnostics=false", "--set", "report.baseline=false")
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["label"] for row in rows] == LABELS[1:]
+    assert all(row["rejection"] is None and row["speedup"] is None for row in rows)
+    assert "not measured" in result.stdout
+
+
+# Catches: a finished run that is overwritten or appended to; --overwrite that keeps old records.
+def test_a_finished_run_is_replaced_only_when_asked():
+    run()
+    before = records()
+    refused = specdec("run", "smoke", *SMALL)
+    assert refused.exit_code == 8
+    assert refused.stderr == "error: runs/smoke: holds a finished run; try another --output-dir, or --overwrite\n"
+    assert refused.stdout == ""
+    assert records() == before
+    run("--overwrite")
+    assert len(records()) == len(before)
+    assert records() != before  # at least the times
+
+
+# Catches: a run that starts over, runs a prompt twice, glues a line to one that was cut off, or loses times.
+def test_an_interrupted_run_goes_on_where_it_stopped(monkeypatch):
+    run("--output-dir", "whole")
+    original = comparison._Run._segment
+    calls = []
+
+    def stop_at_the_fourth(self, combination, chunk, repeat):
+        calls.append(combination.row.label)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(self, combination, chunk, repeat)
+
+    monkeypatch.setattr(comparison._Run, "_segment", stop_at_the_fourth)
+    stopped = specdec("run", "smoke", *SMALL)
+    assert stopped.exit_code == 130
+    assert stopped.stderr.splitlines()[-1].startswith("interrupted; ")
+    assert "Traceback" not in stopped.stderr
+    kept = records()
+    assert [entry["run"] for entry in kept] == [label for label in LABELS[:3] for _ in range(2)]
+    with Path("runs/smoke/samples.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"run": "model + nuc')
+
+    calls.clear()
+    calls.extend([""] * 10)
+    result = run()
+    assert calls[10:] == LABELS[3:]
+    assert "resuming, 6 requests are there already" in result.stderr
+    assert records()[:6] == kept
+    assert without_times(records()) == without_times(records("whole"))
+    row = json.loads(Path("runs/smoke/results.json").read_text(encoding="utf-8"))["rows"][0]
+    assert row["seconds"]["verify"] == pytest.approx(sum(entry["seconds"]["verify"] for entry in kept[:2]))
+
+
+# Catches: records of two recipes, of two machines or of other prompts in one file.
+def test_an_unfinished_run_of_something_else_is_refused(monkeypatch):
+    run()
+    Path("runs/smoke/results.json").unlink()
+    other = specdec("run", "smoke", *SMALL, "--set", "seed=1")
+    assert other.exit_code == 8
+    assert "another recipe (seed: 0 there, 1 now); try another --output-dir" in other.stderr
+    environment = Path("runs/smoke/environment.json")
+    found = json.loads(environment.read_text(encoding="utf-8"))
+    found["packages"]["torch"] = "1.0"
+    environment.write_text(json.dumps(found), encoding="utf-8")
+    elsewhere = specdec("run", "smoke", *SMALL)
+    assert elsewhere.exit_code == 8
+    assert "begun elsewhere (packages.torch: '1.0' there" in elsewhere.stderr
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_no_run_is_left_alone(kind):
+    # Catches: a thesis chapter that is lost.
+    Path("out").write_text("mine") if kind == "file" else Path("out").mkdir()
+    if kind == "folder":
+        Path("out/mine.txt").write_text("mine")
+    result = specdec("run", "smoke", *SMALL, "--output-dir", "out")
+    assert result.exit_code == 8
+    assert ("is a file" if kind == "file" else "holds files that are no run") in result.stderr
+
+
+# Catches: tracebacks, wrong exit codes, errors on stdout, problems told one at a time.
+@pytest.mark.parametrize(
+    ("arguments", "code", "lines"),
+    [
+        (("run", "absent"), 2, ["recipe 'absent': no such file; shipped: "]),
+        (("run", "pair"), 2, ["--set target.model=VALUE", "--set drafters.0.model=VALUE"]),
+        (
+            ("validate", "smoke", "--set", "verifiers.2.thetta=1", "--set", "kv.rows=0"),
+            2,
+            ["mean 'theta'?", "kv.rows: "],
+        ),
+        (("run", "smoke", "--set", "target.model=random:nosuch"), 4, ["model 'random:nosuch': "]),
+        (("run", "smoke", "--set", "target.device=nosuch"), 4, ["device 'nosuch'"]),
+        (("run", "smoke", "--set", "kv.tokens=60"), 6, ["'colours'", "'counting'", "'code'", "'letter'", "'accents'"]),
+        (("run", "smoke", "--set", "data.chat_template=true"), 7, ["data.chat_template: true, but"]),
+        (("validate", "smoke", "--set", "data.prompt_field=x"), 7, ["smoke.jsonl:1: no field x"]),
+        (("show", "nucleos"), 3, ["nucleos: unknown; did you mean 'nucleus'?"]),
+        (("ls", "verifier"), 3, ["unknown kind 'verifier'; did you mean 'verifiers'?"]),
+    ],
+)
+def test_an_error_is_one_line_a_problem_and_an_exit_code(arguments, code, lines):
+    result = specdec(*arguments)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == len(lines), result.stderr
+    for error, line in zip(errors, lines, strict=True):
+        assert line in error
+
+
+# Catches: a validate that loads a model (this one does not exist) or that counts rows wrongly.
+def test_validate_loads_no_model():
+    result = specdec("validate", "smoke", "--set", "target.model=no/such/model", "--limit", "3")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("smoke: valid; 3 prompts x 1 repeats x 7 rows")
+
+
+# Catches: a built-in that is in no group, an ls of the wrong kind.
+def test_ls_lists_every_kind_with_a_line_each():
+    everything = specdec("ls").stdout
+    for name in ("drafters", "prompt_lookup", "verifiers", "nucleus", "kv", "slab", "continuous", "jsonl"):
+        assert name in everything
+    only = specdec("ls", "verifiers").stdout
+    assert "nucleus   Keeps what the standard rule keeps" in only
+    assert "slab" not in only
+
+
+# Catches: options without types, defaults or texts; a formula or a source that is not shown.
+@pytest.mark.parametrize("name", ["nucleus", "verifiers/nucleus"])
+def test_show_says_options_formula_and_source(name):
+    text = specdec("show", name).stdout
+    for part in (
+        "theta: float, default 0.95",
+        "mass of the nucleus",
+        "Formula: a(x) = 1 if x in S",
+        "arXiv:2610.07822",
+    ):
+        assert part in text
+    assert "exactness: lossy" in text
+    assert "specdec_plugins.verifiers.nucleus:Nucleus" in text
+    assert "model: Any, required" in specdec("show", "drafters/model").stdout
+    assert "rows: int, default 8" in specdec("show", "slab").stdout
+
+
+# Catches: a config.yaml that cannot be run again.
+def test_a_runs_config_is_a_recipe():
+    run()
+    config = Path("runs/smoke/config.yaml")
+    assert yaml.safe_load(config.read_text(encoding="utf-8"))["verifiers"][2]["theta"] == 0.95
+    result = specdec("run", str(config), "--output-dir", "again")
+    assert result.exit_code == 0
+    assert without_times(records("again")) == without_times(records())
+
+
+# Catches: one failing row that takes the others down, or a failure that is not told.
+def test_a_row_that_fails_is_recorded_and_the_others_go_on(monkeypatch):
+    original = comparison.Target.score
+
+    def poisoned(self, batch, draft, taps=()):
+        scores = original(self, batch, draft, taps)
+        for index, sequence in enumerate(batch.rows):
+            if sequence.request.id == "counting" and sequence.step == 1:
+                scores.finite[index] = False
+        return scores
+
+    monkeypatch.setattr(comparison.Target, "score", poisoned)
+    result = run()
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert [row["errors"] for row in rows] == [1] * len(LABELS)
+    assert "(1 of 2 failed)" in result.stdout
+    reasons = {entry["sample"]: entry["finish_reason"] for entry in records()}
+    assert reasons["counting"] == "error"
+    assert reasons["colours"] != "error"
+
+
+# Catches: an incompatible pair that is found when the run is half done, or alone.
+def test_pairs_that_do_not_fit_are_all_named():
+    Path("needy.py").write_text(
+        "from attrs import frozen\n"
+        "from specdec_plugins.verifiers.standard import Standard\n"
+        "from specdec import PointwiseVerifier\n"
+        "@frozen(kw_only=True)\n"
+        "class Needy(PointwiseVerifier):\n"
+        "    family = 'other'\n"
+        "    exactness = 'lossy'\n"
+        "    needs = frozenset({'draft_law'})\n"
+        "    def acceptance(self, at):\n"
+        "        return at.p\n"
+    )
+    result = specdec(
+        "run", "smoke", "--set", "verifiers=[{use: 'needy:Needy'}, {use: 'needy:Needy', name: two}]", "--limit", "1"
+    )
+    assert result.exit_code == 5
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert [error.split(": ")[1] for error in errors] == ["prompt_lookup + needy:Needy", "prompt_lookup + two"]
+
+
+# Catches: a signal that ends in a traceback, or partial results that were never written.
+def test_ctrl_c_keeps_what_is_finished():
+    # The shell may have told this process to ignore the signal; the child must not inherit that.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom specdec.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "run", "smoke", "--set", "sampling.max_new_tokens=150"]
+    command += ["--set", "report.repeats=50"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    written = Path("runs/smoke/samples.jsonl")
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (written.exists() and written.stat().st_size):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-1].startswith("interrupted; ")
+    assert "Traceback" not in err
+    assert records()
+
+
+# Catches: imports at the top of the command line that make every call slow.
+@pytest.mark.parametrize("arguments", [("--version",), ("ls",), ("--help",)])
+def test_quick_commands_load_no_model_library(arguments):
+    code = (
+        "import sys\nfrom specdec.cli import main\n"
+        f"main({list(arguments)!r}, standalone_mode=False)\n"
+        "assert not {'torch', 'transformers'} & sys.modules.keys(), 'slow'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

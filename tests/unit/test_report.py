@@ -1,0 +1,196 @@
+import copy
+import json
+
+import pytest
+
+from specdec.metrics import Counters
+from specdec.report import FIDELITY, cells, last_line, markdown
+from specdec.results import Row, fidelity, summarise
+
+NAN = float("nan")
+
+
+def record(run, sample, tokens, *, steps=1, drafted=2, accepted=1, seconds=1.0, repeat=0, sums=None, reason="length"):
+    counters = Counters(
+        num_steps=steps,
+        num_drafts=steps if drafted else 0,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        num_emitted_tokens=len(tokens),
+        num_per_length={len(tokens): 1},
+    )
+    return {
+        "run": run,
+        "sample": sample,
+        "repeat": repeat,
+        "finish_reason": reason,
+        "tokens": list(tokens),
+        # What a file makes of it: keys become texts.
+        "counters": json.loads(json.dumps(counters.to_dict())),
+        "fidelity": sums,
+        "seconds": {"draft": 0.0, "verify": seconds, "rest": 0.0},
+    }
+
+
+def sums(places=4, rejection=1.0, deviation=0.5, rejected=2, in_nucleus=1, in_top=2):
+    return {
+        "places": places,
+        "rejection": rejection,
+        "nucleus_excess": 0.4,
+        "deviation": deviation,
+        "rejected": rejected,
+        "rejected_in_nucleus": in_nucleus,
+        "rejected_in_top_10": in_top,
+    }
+
+
+def row(label, **changes):
+    facts = {"drafter": "d", "verifier": label, "exactness": "lossy", "family": "other", "point_mass": False}
+    return Row(label=label, **{**facts, **changes})
+
+
+ROWS = (
+    row("plain", drafter="none", exactness="lossless", baseline=True),
+    row("standard", exactness="lossless"),
+    row("rule", reference="standard"),
+)
+RECORDS = (
+    record("plain", "a", range(4), steps=4, drafted=0, accepted=0, seconds=4.0, sums=sums(0, 0.0, 0.0, 0, 0, 0)),
+    record("plain", "b", range(2), steps=2, drafted=0, accepted=0, seconds=2.0, sums=sums(0, 0.0, 0.0, 0, 0, 0)),
+    record("standard", "a", [1, 2, 3, 4], steps=2, seconds=1.0, sums=sums()),
+    record("standard", "b", [5, 6], steps=1, seconds=1.0, sums=sums(1, 0.5, 0.0, 0, 0, 0)),
+    record("rule", "a", [1, 2, 9, 4], steps=1, seconds=0.5, sums=sums(deviation=None)),
+    record("rule", "b", [5, 6], steps=1, seconds=0.5, sums=sums()),
+)
+
+
+def results(rows=ROWS, records=RECORDS, **changes):
+    about = {
+        "recipe": "r",
+        "target": "t",
+        "greedy": False,
+        "sampling": {
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "max_new_tokens": 8,
+        },
+        "data": {"file": "f", "prompts": 2, "repeats": 1},
+        "rows_at_once": 2,
+        "environment": {
+            "python": "3",
+            "packages": {"torch": "2"},
+            "processor": "cpu",
+            "torch_threads": 1,
+            "accelerators": [],
+            "target": {"model_type": "llama", "parameters": 10, "dtype": "float32", "device": "cpu"},
+        },
+        **changes,
+    }
+    return {**about, **summarise(rows, records)}
+
+
+def by_label(data):
+    return {entry["label"]: entry for entry in data["rows"]}
+
+
+# Catches: a mean over requests called acceptance length (it would be 2.0), and the two swapped.
+def test_acceptance_length_is_pooled_over_steps():
+    entry = by_label(results(records=[*RECORDS[:4], record("rule", "a", range(6), steps=2), RECORDS[5]]))["rule"]
+    assert entry["acceptance_length"]["value"] == pytest.approx(8 / 3)
+    assert entry["acceptance_length_mean_over_requests"] == pytest.approx((3 + 2) / 2)
+
+
+# Catches: a mean of per-prompt ratios, seconds left out of the pace, a baseline of another row.
+def test_speedup_is_a_ratio_of_totals():
+    found = by_label(results())
+    assert found["plain"]["tokens_per_second"] == pytest.approx(1.0)
+    assert found["standard"]["speedup"] == pytest.approx(6 / 2)
+    assert found["rule"]["speedup"] == pytest.approx(6 / 1)
+    assert by_label(results(rows=ROWS[1:]))["rule"]["speedup"] is None
+
+
+# Catches: means over requests instead of places, shares of all places instead of the rejected ones.
+def test_fidelity_is_a_mean_over_places_and_shares_are_of_rejected_tokens():
+    found = by_label(results())["standard"]["fidelity"]
+    assert found["rejection"]["value"] == pytest.approx(1.5 / 5)
+    assert found["rejected_in_nucleus"]["value"] == pytest.approx(1 / 2)
+    assert found["rejected_in_top_10"]["value"] == pytest.approx(1.0)
+    low, high = found["rejection"]["interval"]
+    assert low <= found["rejection"]["value"] <= high
+
+
+# Catches: a zero that stands for something that was never measured.
+def test_what_is_not_measured_is_null_and_says_so():
+    off = [{**entry, "fidelity": None} for entry in RECORDS]
+    found = results(records=off)
+    assert by_label(found)["rule"]["fidelity"] is None
+    assert {cells(by_label(found)["rule"])[column] for column in FIDELITY[:-1]} == {"not measured"}
+    assert cells(by_label(found)["plain"])["R"] == "-"
+    assert by_label(results())["rule"]["fidelity"]["deviation"] == {"value": None, "interval": None}
+    assert cells(by_label(results())["rule"])["deviation"] == "not measured"
+
+
+# Catches: agreement with another drafter's row or of unmatched prompts, an index that counts from 1.
+def test_agreement_is_with_the_standard_row_on_the_same_prompt_and_repeat():
+    found = by_label(results())
+    assert found["rule"]["agreement"] == {"requests": 2, "equal": 1, "share": 0.5, "median_first_difference": 2}
+    assert found["standard"]["agreement"] is None
+    assert cells(found["rule"])["same ids as standard"] == "50 %, else from 2"
+    shorter = [*RECORDS[:4], record("rule", "a", [1, 2]), record("rule", "b", [5, 6], reason="error")]
+    assert by_label(results(records=shorter))["rule"]["agreement"]["median_first_difference"] == 2
+    assert by_label(results(records=shorter))["rule"]["agreement"]["requests"] == 1
+
+
+# Catches: NaN or infinity in results.json, also where nothing ran or everything failed.
+@pytest.mark.parametrize("records", [RECORDS, RECORDS[:2], ()])
+def test_results_are_json_without_nan(records):
+    found = results(records=records)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    json.dumps(last_line(found, "x"), allow_nan=False)
+    assert markdown(found)
+
+
+# Catches: sums over all drafted places, a rank compared with <=, in_nucleus of accepted tokens.
+def test_fidelity_sums_are_over_examined_places():
+    diagnostics = {
+        "accepted": [1.0, 0.0, 0.0],
+        "rejection": [0.1, 0.2, 0.3],
+        "nucleus_excess": [0.0, 0.1, 0.1],
+        "deviation": [0.1, 0.1, 0.1],
+        "in_nucleus": [1.0, 1.0, 0.0],
+        "rank": [0.0, 9.0, 10.0],
+    }
+    found = fidelity(diagnostics)
+    assert found["places"] == 3
+    assert found["rejection"] == pytest.approx(0.6)
+    assert (found["rejected"], found["rejected_in_nucleus"], found["rejected_in_top_10"]) == (2, 1, 1)
+    assert fidelity({**diagnostics, "deviation": [0.1, NAN, 0.1]})["deviation"] is None
+    assert fidelity({})["places"] == 0
+
+
+# Catches: a table whose rows have other columns than its head, a formula that is not printed.
+def test_the_report_has_one_table_and_every_formula():
+    found = results()
+    text = markdown(found)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(ROWS)
+    assert len({line.count(" | ") for line in table[:1] + table[2:]}) == 1
+    for name in ("acceptance_length", "acceptance_rate", "speedup", "rejection", "nucleus_excess", "agreement"):
+        assert found["formulas"][name] in text
+
+
+# Catches: a mark that is missing, a mark without its explanation, a failure that nobody sees.
+def test_point_masses_greedy_and_failures_are_marked():
+    plain = markdown(results())
+    assert "point masses" not in plain
+    assert "greedy" not in plain
+    rows = (*ROWS[:2], row("rule", point_mass=True))
+    failed = [*RECORDS[:5], {**copy.deepcopy(RECORDS[5]), "finish_reason": "error"}]
+    text = markdown(results(rows, failed, greedy=True))
+    assert "| rule * (1 of 2 failed) " in text
+    assert "\\* Drafts are point masses" in text
+    assert "Decoding is greedy" in text
+    assert "not finite: rule (1)" in text
