@@ -150,7 +150,8 @@ def tokenizer_problems(target: Any, draft: Any) -> tuple[list[str], list[str]]:
         first = different[0]
         problems.append(
             f"tokenizers differ: {len(different)} of {len(shared)} shared ids stand for different strings, "
-            f"the first is {first}: target {ours[first]!r}, draft {theirs[first]!r}; try a draft model of the target's family"
+            f"the first is {first}: target {ours[first]!r}, draft {theirs[first]!r}; "
+            "try a draft model of the target's family"
         )
     for side, only in (("target", ours.keys() - shared), ("draft", theirs.keys() - shared)):
         if only:

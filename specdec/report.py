@@ -7,10 +7,11 @@ from typing import Any
 
 NOT_MEASURED = "not measured"
 NONE = "-"
-SPEED = ("acceptance length", "accepted", "tokens/s", "speedup")
+SPEED = ("acceptance length", "gain", "accepted", "tokens/s", "speedup")
 FIDELITY = ("R", "E", "deviation", "rejected, in nucleus", "rejected, in top 10", "same ids as standard")
 _MEANINGS = (
     ("acceptance length", "acceptance_length"),
+    ("gain", "acceptance_length_gain"),
     ("accepted", "acceptance_rate"),
     ("tokens/s", "tokens_per_second"),
     ("speedup", "speedup"),
@@ -30,6 +31,7 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "run": row["label"] + (" *" if row["point_mass"] else "") + _failures(row),
         "exactness": row["exactness"].replace("_", " "),
         "acceptance length": _interval(row["acceptance_length"], _two),
+        "gain": NONE if (gain := row["acceptance_length_gain"]) is None else _interval(gain, _two),
         "accepted": _percent(row["acceptance_rate"]),
         "tokens/s": _one(row["tokens_per_second"]),
         "speedup": _times(row["speedup"]),
@@ -84,6 +86,9 @@ def last_line(results: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
                 "exactness": row["exactness"],
                 "errors": row["errors"],
                 "acceptance_length": row["acceptance_length"]["value"],
+                "acceptance_length_gain": None
+                if row["acceptance_length_gain"] is None
+                else row["acceptance_length_gain"]["value"],
                 "acceptance_rate": row["acceptance_rate"],
                 "tokens_per_second": row["tokens_per_second"],
                 "speedup": row["speedup"],

@@ -16,6 +16,8 @@ FORMULAS = {
     "acceptance_length": "num_emitted_tokens / num_steps: tokens of one target verification, bonus or replacement "
     "included, pooled over all steps of all requests",
     "acceptance_length_mean_over_requests": "mean over requests of num_emitted_tokens / num_steps",
+    "acceptance_length_gain": "acceptance_length minus that of the standard row of the same drafter; the interval "
+    "resamples prompts for both rows together",
     "acceptance_rate": "num_accepted_tokens / num_draft_tokens, the bonus not in it",
     "tokens_per_second": "num_emitted_tokens / (seconds draft + verify + rest), diagnostics not in it",
     "speedup": "tokens_per_second / tokens_per_second of the autoregressive row of the same run",
@@ -110,6 +112,7 @@ def _row(row: Row, by_row: Mapping[str, list[Record]], pace: float | None) -> di
         "acceptance_length": _ratio(
             records, lambda r: r["counters"]["num_emitted_tokens"], lambda r: r["counters"]["num_steps"]
         ),
+        "acceptance_length_gain": _gain(records, by_row[row.reference]) if row.reference is not None else None,
         "acceptance_length_mean_over_requests": statistics.fmean(lengths) if lengths else None,
         "acceptance_rate": total.acceptance_rate,
         "seconds": {**seconds, "total": sum(seconds.values())},
@@ -165,6 +168,24 @@ def _ratio(
     groups = list(totals.values())
     value = statistic(groups)
     interval = bootstrap(groups, statistic) if value is not None else None
+    return {"value": value, "interval": None if interval is None else list(interval)}
+
+
+def _gain(records: Sequence[Record], reference: Sequence[Record]) -> dict[str, Any]:
+    """Difference of acceptance lengths, paired by prompt."""
+    groups: dict[str, list[float]] = {}
+    for side, rows in enumerate((records, reference)):
+        for record in rows:
+            group = groups.setdefault(record["sample"], [0.0] * 4)
+            group[2 * side] += record["counters"]["num_emitted_tokens"]
+            group[2 * side + 1] += record["counters"]["num_steps"]
+
+    def statistic(chosen: Sequence[Any]) -> float | None:
+        ours, our_steps, theirs, their_steps = (sum(group[i] for group in chosen) for i in range(4))
+        return ours / our_steps - theirs / their_steps if our_steps and their_steps else None
+
+    value = statistic(list(groups.values()))
+    interval = bootstrap(list(groups.values()), statistic) if value is not None else None
     return {"value": value, "interval": None if interval is None else list(interval)}
 
 

@@ -2,16 +2,17 @@
 
     python tests/benchmarks/assisted.py TARGET DRAFT --prompts prompts.jsonl --k 4
 
-Both sides draft K tokens every step (constant schedule, no confidence threshold), share the loaded weights and decode the
-same prompts one after the other, the order of the sides alternating. What counts is the ratio of tokens per second inside
-this run, not the absolute numbers. In half precision the two may differ at near-ties of the logits; the share of equal
-outputs is shown. The last line of stdout is one JSON document.
+Both sides draft K tokens every step (constant schedule, no confidence threshold), share the loaded weights and decode
+the same prompts one after the other, the order of the sides alternating. What counts is the ratio of tokens per second
+inside this run, not the absolute numbers. In half precision the two may differ at near-ties of the logits; how many
+outputs are equal is shown. The last line of stdout is one JSON document.
 """
 
 import argparse
 import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
@@ -28,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
     parser.add_argument("draft")
-    parser.add_argument("--prompts", required=True, help="JSONL with a question or prompt field")
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with a question or prompt field")
     parser.add_argument("--limit", type=int, default=6)
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=48)
@@ -61,12 +62,12 @@ def main():
             do_sample=False,
             max_new_tokens=options.new_tokens,
             pad_token_id=0,
-            repetition_penalty=1.0,  # the only setting of this checkpoint's generation config that greedy decoding reads
+            repetition_penalty=1.0,  # Qwen's generation configs set one, and greedy decoding would read it
         )
         return out[0, len(ids) :].tolist()
 
     counters = []
-    rows = [json.loads(line) for line in open(options.prompts, encoding="utf-8").read().splitlines()[: options.limit]]
+    rows = [json.loads(line) for line in options.prompts.read_text(encoding="utf-8").splitlines()[: options.limit]]
     texts = [row.get("question") or row["prompt"] for row in rows]
     prompts = [
         tokenizer.apply_chat_template(

@@ -198,12 +198,21 @@ def test_standard_reproduces_the_target_over_deterministic_siblings():
 
 def test_nucleus_on_a_tree_deviates_by_the_excess_of_the_first_child_only():
     # Catches the nucleus being applied to later siblings, where it would deviate by more than E.
-    for seed in range(8):
+    for seed in range(4):
         p, q = random_model(5, 3, 70 + seed), random_model(5, 3, 80 + seed)
         for replace, theta in ((True, 0.3), (False, 0.3), (False, 0.8)):
             law = output_law(Nucleus(theta=theta), p, q, (-1, -1), 1, replace=replace)
             expected = float(theory.nucleus_excess(p[0], q[0], theta))
             assert abs(float((law - p[0][0]).abs().sum() / 2) - expected) < TOLERANCE
+
+
+def test_nucleus_on_a_tree_does_not_relax_later_siblings():
+    # By hand: no excess in the nucleus {0, 1} of p, so the output is p. After 3 is rejected (1/6, 5/6, 0, 0) is left,
+    # and a second child 0 has q = .45 there: kept by the standard rule at 37 %, always if the nucleus were used again.
+    p = (f64([[0.5, 0.45, 0.04, 0.01]]), *random_model(4, 2, 3)[1:])
+    q = (f64([[0.45, 0.2, 0.05, 0.3]]),)
+    law = output_law(Nucleus(theta=0.94), p, q, (-1, -1), 1)
+    assert close(law, p[0][0])
 
 
 @pytest.mark.parametrize("replace", [True, False])

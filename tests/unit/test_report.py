@@ -133,6 +133,18 @@ def test_what_is_not_measured_is_null_and_says_so():
     assert cells(by_label(results())["rule"])["deviation"] == "not measured"
 
 
+# Catches: a gain against the baseline or another drafter, a sign turned round, an interval of unpaired rows.
+def test_gain_is_the_paired_difference_to_the_standard_row():
+    found = by_label(results())
+    gain = found["rule"]["acceptance_length_gain"]
+    wanted = found["rule"]["acceptance_length"]["value"] - found["standard"]["acceptance_length"]["value"]
+    assert gain["value"] == pytest.approx(wanted)
+    assert found["standard"]["acceptance_length_gain"] is None
+    same = [{**entry, "run": "rule"} for entry in RECORDS if entry["run"] == "standard"]
+    own = by_label(results(records=[*(e for e in RECORDS if e["run"] != "rule"), *same]))["rule"]
+    assert own["acceptance_length_gain"] == {"value": 0.0, "interval": [0.0, 0.0]}
+
+
 # Catches: agreement with another drafter's row or of unmatched prompts, an index that counts from 1.
 def test_agreement_is_with_the_standard_row_on_the_same_prompt_and_repeat():
     found = by_label(results())
