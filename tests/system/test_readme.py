@@ -17,7 +17,7 @@ CONSOLE = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
 # Catches: an example that drifted from the library it shows.
 def test_the_library_example_runs(capsys):
     exec(compile(PYTHON[0], "README.md", "exec"), {})
-    assert len(re.findall(r"^(?:length|eos) [\d.]+ '", capsys.readouterr().out, re.MULTILINE)) == 2
+    assert len(re.findall(r"^(?:length|eos) \d+\.\d+ ['\"]", capsys.readouterr().out, re.MULTILINE)) == 2
 
 
 # Catches: a rule outside the package that no longer runs from the one command the README gives.
