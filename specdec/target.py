@@ -75,8 +75,7 @@ class Target:
         self._additive = self.config._attn_implementation == "eager"
         self._window = getattr(self.config, "sliding_window", None)
         self._layer_types = _layer_types(self.config)
-        parameters = inspect.signature(type(model).forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = "cache" if "cache" in _parameters(model) else "past_key_values"
         self.preflighted = False
 
     @classmethod
@@ -209,6 +208,14 @@ class Target:
         )
 
 
+def _parameters(model: Any) -> set[str]:
+    """Names that the model's forward takes, a subclass that only passes them on included."""
+    forwards = [
+        vars(kind)["forward"] for kind in type(model).__mro__ if "forward" in vars(kind) and kind is not nn.Module
+    ]
+    return {name for forward in forwards for name in inspect.signature(forward).parameters}
+
+
 def _layer_types(config: Any) -> tuple[str, ...]:
     return tuple(getattr(config, "layer_types", None) or ())
 
@@ -239,8 +246,8 @@ def _unsupported(model: Any, config: Any, rows: int) -> list[str]:
         )
     if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
         problems.append(f"{kind}: {type(model).__name__} has no language-model head; load it as a causal LM")
-    parameters = inspect.signature(type(model).forward).parameters
-    if not {"cache", "past_key_values"} & parameters.keys() or "position_ids" not in parameters:
+    parameters = _parameters(model)
+    if not {"cache", "past_key_values"} & parameters or "position_ids" not in parameters:
         problems.append(f"{kind}: forward takes no key-value cache or no positions (ALiBi or a recurrent state?)")
     if attention == "sdpa" and getattr(config, "attn_logit_softcapping", None):
         problems.append(f"{kind}: sdpa has no soft-capped attention; try attn_implementation='eager'")
