@@ -10,10 +10,11 @@ from typing import final
 import torch
 from attrs import Factory, asdict, define
 
+from specdec.law import PointMass
 from specdec.probability import at as gather
 from specdec.probability import mass_above, normalise
 from specdec.theory import deviation, excess, nucleus_excess, rejection
-from specdec.types import SOURCES, Draft, Extras, Kept, PointMass, Scores
+from specdec.types import SOURCES, Draft, Extras, Kept, Scores
 from specdec.verifier import Place, PointwiseVerifier, Verifier
 
 # The paper's nucleus, for diagnostics that must not depend on the rule that runs.

@@ -13,9 +13,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from specdec.law import Dense, Law
 from specdec.noise import Noise
 from specdec.probability import sample
-from specdec.types import Dense, Draft, Law, Scores, Verdict
+from specdec.types import Draft, Scores, Verdict
 from specdec.verifier import Verifier
 
 Model = tuple[Tensor, ...]

@@ -6,14 +6,14 @@ tokens, `V` vocabulary, `H` hidden size, `S` cached positions, `R` rows the cach
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, final
 
-import torch
 from attrs import field, frozen
 from attrs.validators import and_, ge, gt, instance_of, le
 from torch import Tensor
+
+from specdec.law import Law
 
 FinishReason = Literal["eos", "stop_string", "length", "context", "error"]
 # Where the token after a kept path came from. `Verdict.source` holds the index.
@@ -88,134 +88,6 @@ class Request:
     sampling: Sampling = field(factory=Sampling)
     id: str = ""
     processors: tuple[Any, ...] = field(default=(), converter=tuple)
-
-
-class Law(ABC):
-    """How draft tokens were drawn: one distribution over the vocabulary for each leading index."""
-
-    @abstractmethod
-    def at(self, tokens: Tensor) -> Tensor:
-        """Probabilities of `tokens` int64 [...]; tokens below 0 have probability 0. Returns [...]."""
-
-    @abstractmethod
-    def dense(self) -> Tensor:
-        """All probabilities, [..., V]."""
-
-    @abstractmethod
-    def row(self, index: Tensor, valid: Tensor) -> Law:
-        """The law [B, V] of node `index` int64 [B]; the zero measure where `valid` bool [B] is false.
-
-        The zero measure is the draft law of a position nothing was proposed for: its residual is the target's law.
-        """
-
-    @abstractmethod
-    def narrow(self, length: int) -> Law:
-        """The same law for the first `length` nodes."""
-
-
-@final
-@frozen(eq=False)
-class Dense(Law):
-    """`probs` [..., N, V], each row summing to 1."""
-
-    probs: Tensor
-
-    def at(self, tokens: Tensor) -> Tensor:
-        found = self.probs.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return found * (tokens >= 0)
-
-    def dense(self) -> Tensor:
-        return self.probs
-
-    def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
-        picked = self.probs[rows, index.clamp(min=0, max=self.probs.shape[1] - 1)]
-        return Dense(torch.where(valid.unsqueeze(-1), picked, picked.new_zeros(())))
-
-    def narrow(self, length: int) -> Law:
-        return Dense(self.probs[:, :length])
-
-
-@final
-@frozen(eq=False)
-class Logits(Law):
-    """softmax(`logits` [..., N, V] / temperature [..., N, 1] or a number), made dense only where it is asked for."""
-
-    logits: Tensor
-    temperature: Tensor | float = 1.0
-
-    def _scaled(self) -> Tensor:
-        return self.logits / self.temperature
-
-    def at(self, tokens: Tensor) -> Tensor:
-        scaled = self._scaled()
-        chosen = scaled.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return (chosen - scaled.logsumexp(-1)).exp() * (tokens >= 0)
-
-    def dense(self) -> Tensor:
-        return self._scaled().softmax(-1)
-
-    def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
-        safe = index.clamp(min=0, max=self.logits.shape[1] - 1)
-        scale = self.temperature[rows, safe] if isinstance(self.temperature, Tensor) else self.temperature
-        picked = (self.logits[rows, safe] / scale).softmax(-1)
-        return Dense(torch.where(valid.unsqueeze(-1), picked, picked.new_zeros(())))
-
-    def narrow(self, length: int) -> Law:
-        scale = self.temperature[:, :length] if isinstance(self.temperature, Tensor) else self.temperature
-        return Logits(self.logits[:, :length], scale)
-
-
-@final
-@frozen(eq=False)
-class Sparse(Law):
-    """`probs` [..., N, C] on distinct candidates `ids` int64 [..., N, C]; everything else has probability 0."""
-
-    ids: Tensor
-    probs: Tensor
-    vocabulary: int
-
-    def at(self, tokens: Tensor) -> Tensor:
-        return ((self.ids == tokens.unsqueeze(-1)) * self.probs).sum(-1)
-
-    def dense(self) -> Tensor:
-        empty = self.probs.new_zeros((*self.ids.shape[:-1], self.vocabulary))
-        return empty.scatter_add(-1, self.ids, self.probs)
-
-    def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
-        safe = index.clamp(min=0, max=self.ids.shape[1] - 1)
-        return Sparse(self.ids[rows, safe], self.probs[rows, safe] * valid.unsqueeze(-1), self.vocabulary)
-
-    def narrow(self, length: int) -> Law:
-        return Sparse(self.ids[:, :length], self.probs[:, :length], self.vocabulary)
-
-
-@final
-@frozen(eq=False)
-class PointMass(Law):
-    """All mass on `tokens` int64 [..., N]: what a deterministic drafter draws from; -1 is the zero measure."""
-
-    tokens: Tensor
-    vocabulary: int
-    dtype: torch.dtype = torch.float32
-
-    def at(self, tokens: Tensor) -> Tensor:
-        return ((self.tokens == tokens) & (tokens >= 0)).to(self.dtype)
-
-    def dense(self) -> Tensor:
-        empty = torch.zeros((*self.tokens.shape, self.vocabulary), dtype=self.dtype, device=self.tokens.device)
-        mass = (self.tokens >= 0).to(self.dtype).unsqueeze(-1)
-        return empty.scatter_(-1, self.tokens.clamp(min=0).unsqueeze(-1), mass)
-
-    def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
-        picked = self.tokens[rows, index.clamp(min=0, max=self.tokens.shape[1] - 1)]
-        return PointMass(torch.where(valid, picked, -1), self.vocabulary, self.dtype)
-
-    def narrow(self, length: int) -> Law:
-        return PointMass(self.tokens[:, :length], self.vocabulary, self.dtype)
 
 
 @final

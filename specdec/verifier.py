@@ -14,12 +14,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from specdec.law import Law, PointMass
 from specdec.noise import Noise
 from specdec.probability import at as gather
 from specdec.probability import normalise
 from specdec.target import Target
 from specdec.theory import standard_acceptance
-from specdec.types import SOURCES, Draft, Law, PointMass, Scores, Verdict
+from specdec.types import SOURCES, Draft, Scores, Verdict
 
 Family = Literal["lossless", "standard_or_set", "set_only", "mixture", "lookahead", "other"]
 Exactness = Literal["lossless", "own_target", "lossy"]

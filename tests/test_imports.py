@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    ("errors",),
+    ("errors", "law"),
     ("types", "noise", "probability", "theory", "tree", "text"),
     ("sequence", "task"),
     ("kv", "loading", "processing"),

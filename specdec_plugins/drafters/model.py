@@ -11,13 +11,14 @@ from torch import Tensor
 
 from specdec.drafter import Drafter
 from specdec.errors import CompatibilityError
+from specdec.law import Dense
 from specdec.loading import load, tokenizer_problems
 from specdec.preflight import preflight
 from specdec.probability import sample
 from specdec.processing import laws
 from specdec.sequence import Batch
 from specdec.target import Target
-from specdec.types import Dense, Draft, Kept, Span
+from specdec.types import Draft, Kept, Span
 
 
 @final

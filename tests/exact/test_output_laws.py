@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from specdec import theory
+from specdec.law import Dense, Law, Logits, PointMass, Sparse
 from specdec.probability import one_hot
 from specdec.testing import Model, chain, output_law, point_model, random_model, token_law
-from specdec.types import Dense, Law, Logits, PointMass, Sparse
 from specdec.verifier import PointwiseVerifier
 from specdec_plugins.verifiers.greedy import Greedy
 from specdec_plugins.verifiers.nucleus import Nucleus

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.law import Dense, Logits, PointMass, Sparse
 from specdec.noise import Noise
 from specdec.probability import at as gather
 from specdec.probability import normalise, sample
-from specdec.types import Dense, Draft, Logits, PointMass, Scores, Sparse, Verdict
+from specdec.types import Draft, Scores, Verdict
 from specdec.verifier import FastAccept, Place
 from specdec_plugins.verifiers.greedy import Greedy
 from specdec_plugins.verifiers.nucleus import Nucleus

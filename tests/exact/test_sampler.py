@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.law import Dense
 from specdec.noise import Noise
 from specdec.probability import sample
 from specdec.sequence import Sequence, make_batch
@@ -18,7 +19,7 @@ from specdec.testing import (
     sampled_counts,
     token_law,
 )
-from specdec.types import Dense, Draft, Request, Sampling, Scores
+from specdec.types import Draft, Request, Sampling, Scores
 from specdec_plugins.verifiers.nucleus import Nucleus
 from specdec_plugins.verifiers.standard import Standard
 from specdec_plugins.verifiers.typical import Typical

@@ -4,9 +4,10 @@ import math
 import pytest
 import torch
 
+from specdec.law import Dense
 from specdec.metrics import DIAGNOSTICS, REFERENCE_THETA, Counters, bootstrap, pool, probe
 from specdec.probability import sample
-from specdec.types import Dense, Draft, Kept, Scores
+from specdec.types import Draft, Kept, Scores
 from specdec.verifier import PointwiseVerifier, Verifier
 from specdec_plugins.verifiers.greedy import Greedy
 from specdec_plugins.verifiers.nucleus import Nucleus

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.types import Dense, Law, Logits, PointMass, Request, Sampling, Sparse
+from specdec.law import Dense, Law, Logits, PointMass, Sparse
+from specdec.types import Request, Sampling
 
 ROWS, NODES, SIZE = 3, 4, 6
 

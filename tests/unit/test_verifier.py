@@ -3,9 +3,10 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from specdec.law import Dense, Logits, Sparse
 from specdec.noise import Noise
 from specdec.probability import sample
-from specdec.types import SOURCES, Dense, Draft, Logits, Scores, Sparse, Verdict
+from specdec.types import SOURCES, Draft, Scores, Verdict
 from specdec.verifier import Place, PointwiseVerifier
 from specdec_plugins.verifiers.greedy import Greedy
 from specdec_plugins.verifiers.nucleus import Nucleus
