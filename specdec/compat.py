@@ -1,10 +1,13 @@
-"""Whether target, drafter, verifier and scheduler fit. All reasons at once, before the first step."""
+"""Whether target, drafter and verifier fit: all reasons at once, before the first step. Whether a draft is one."""
 
 from __future__ import annotations
+
+import torch
 
 from specdec.drafter import Drafter
 from specdec.errors import CompatibilityError
 from specdec.target import Target
+from specdec.types import Draft
 from specdec.verifier import Verifier
 
 
@@ -14,7 +17,7 @@ def check(target: Target, drafter: Drafter, verifier: Verifier) -> None:
     Raises:
         CompatibilityError: they do not fit; `problems` names every reason.
     """
-    problems = []
+    problems: list[str] = []
     rule, source = type(verifier).__name__, type(drafter).__name__
     if drafter.trees and not verifier.trees:
         problems.append(
@@ -30,9 +33,35 @@ def check(target: Target, drafter: Drafter, verifier: Verifier) -> None:
             f"num_speculative_tokens: a draft of {drafter.num_speculative_tokens} does not fit a cache row of "
             f"{target.kv.tokens} tokens; give kv more tokens"
         )
+    if "hidden" in verifier.needs and not verifier.taps:
+        problems.append(f"verifier {rule} needs hidden features and names no taps; give it `taps`")
     layers = int(target.config.num_hidden_layers)
     for name, taps in ((f"drafter {source}", drafter.taps), (f"verifier {rule}", verifier.taps)):
         if wrong := [tap for tap in taps if not -1 <= tap < layers]:
             problems.append(f"{name} taps layers {wrong} and the target has 0 to {layers - 1} (-1 is the final norm)")
+    if problems:
+        raise CompatibilityError(problems)
+
+
+def check_draft(draft: Draft, drafter: Drafter, rows: int, vocabulary: int) -> None:
+    """Whether a draft has the shapes and dtypes that `Draft` promises. Looks at no value: nothing waits for a device.
+
+    Raises:
+        CompatibilityError: names everything that is off.
+    """
+    name, nodes = f"drafter {type(drafter).__name__}", draft.tokens.shape[-1]
+    problems = []
+    wanted = [("tokens", draft.tokens, (rows, nodes)), ("sizes", draft.sizes, (rows,))]
+    if draft.parents is not None:
+        wanted.append(("parents", draft.parents, (rows, nodes)))
+        if not drafter.trees:
+            problems.append(f"{name}: gave parents and says `trees` is False")
+    for field, tensor, shape in wanted:
+        if tuple(tensor.shape) != shape or tensor.dtype != torch.int64:
+            problems.append(
+                f"{name}: {field} are {tensor.dtype} {list(tensor.shape)}, wanted torch.int64 {list(shape)}"
+            )
+    if draft.law is not None and not problems and draft.law.shape != (rows, nodes, vocabulary):
+        problems.append(f"{name}: law is {list(draft.law.shape)}, wanted {[rows, nodes, vocabulary]}")
     if problems:
         raise CompatibilityError(problems)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import final
 
 import torch
 from attrs import evolve
 from torch import Tensor
 
-from specdec.compat import check
+from specdec import tree
+from specdec.compat import check, check_draft
 from specdec.drafter import Drafter
-from specdec.errors import RequestError
+from specdec.errors import CompatibilityError, RequestError
 from specdec.metrics import probe
 from specdec.preflight import preflight
 from specdec.progress import Completion, Event, Progress
@@ -65,7 +67,11 @@ class Engine:
         self.steps = 0
         self._diagnostics = diagnostics
         self._taps = tuple(sorted({*drafter.taps, *verifier.taps}))
-        self._memory = torch.zeros((target.kv.rows, verifier.memory), dtype=torch.float64) if verifier.memory else None
+        self._memory = (
+            torch.zeros((target.kv.rows, verifier.memory), dtype=torch.float64, device=target.device)
+            if verifier.memory
+            else None
+        )
         self._progress: dict[str, Progress] = {}
         self._unnamed = 0
 
@@ -92,9 +98,11 @@ class Engine:
         """Serve requests to their ends, in the order given.
 
         Raises:
-            RequestError: one of them cannot be served; then none is.
+            RequestError: one of them cannot be served (then none is), or the engine is serving others.
         """
-        named = [self._named(request) for request in requests]
+        requests = list(requests)
+        given = {request.id for request in requests}
+        named = [self._named(request, given) for request in requests]
         done = {event.id: event.completion for event in self.stream(named) if event.completion is not None}
         return [done[request.id] for request in named]
 
@@ -102,16 +110,23 @@ class Engine:
         """Serve requests, yielding what each step emitted. Leaving early drops what was not finished.
 
         Raises:
-            RequestError: one of them cannot be served; then none is.
+            RequestError: one of them cannot be served (then none is), or the engine is serving others.
         """
+        if not self.scheduler.idle:
+            raise RequestError("engine: other requests are not finished; step() to their end or close their stream")
+        own: set[str] = set()
         try:
             for request in requests:
-                self.submit(request)
+                own.add(self.submit(request))
             while not self.scheduler.idle:
-                yield from self.step()
+                events = self.step()
+                yield from events
+                if not events and not self.scheduler.running:
+                    raise RequestError("engine: no cache row is free for what waits; another engine holds them all")
         finally:
-            self._release([row for row in self.scheduler.drop() if row.slot is not None], clear=True)
-            self._progress.clear()
+            self._release(list(self.scheduler.drop(own)), clear=True)
+            for name in own:
+                self._progress.pop(name, None)
 
     def step(self) -> list[Event]:
         """One plan: admit, cache prompts in chunks, decode every row that is ready."""
@@ -119,7 +134,7 @@ class Engine:
         for row in plan.admit:
             row.slot = self.target.kv.acquire()
             if self._memory is not None:
-                self._memory[row.slot] = torch.tensor(self.verifier.start(row.request.prompt), dtype=torch.float64)
+                self._memory[row.slot] = self._start(row)
         with torch.inference_mode():
             if plan.prefill:
                 self._prefill(plan.prefill)
@@ -147,6 +162,15 @@ class Engine:
         self.steps += 1
         return evolve(kept, seconds=seconds)
 
+    def _start(self, row: Sequence) -> Tensor:
+        numbers = self.verifier.start(row.request.prompt)
+        if len(numbers) != self.verifier.memory:
+            raise CompatibilityError(
+                f"verifier {type(self.verifier).__name__}: start gave {len(numbers)} numbers, wanted its memory of "
+                f"{self.verifier.memory}"
+            )
+        return torch.tensor(numbers, dtype=torch.float64)
+
     def _clock(self) -> float:
         # Without waiting for the device, work of the diagnostics would be charged to what follows them.
         if self._diagnostics and self.target.device.type == "cuda":
@@ -161,22 +185,29 @@ class Engine:
             none = torch.zeros((len(batch.rows), 0), dtype=torch.int64, device=device)
             return Draft(none, none.sum(1)), none.sum(1)
         draft = self.drafter.propose(batch)
+        check_draft(draft, self.drafter, len(batch.rows), self.target.vocabulary)
         width = min(most, draft.tokens.shape[1])
         tokens = draft.tokens[:, :width].to(device)
         columns = torch.arange(width, device=device)
-        proposed = draft.sizes.to(device)
-        known = (tokens >= 0) & (tokens < self.target.vocabulary)
-        usable = known.long().cumprod(1).sum(1)
-        sizes = torch.minimum(torch.minimum(proposed, usable), torch.tensor(batch.budget, device=device))
+        proposed = draft.sizes.to(device).clamp(min=0, max=draft.tokens.shape[1])
+        usable = (tokens >= 0) & (tokens < self.target.vocabulary)
+        if draft.law is not None:  # a draft law that is not finite counts as no draft
+            usable &= torch.isfinite(draft.law.narrow(width).at(torch.where(usable, tokens, 0)))
+        if draft.parents is not None:
+            usable &= tree.topological(draft.parents[:, :width].to(device))
+        whole = usable.long().cumprod(1).sum(1)
+        sizes = torch.minimum(torch.minimum(proposed, whole), torch.tensor(batch.budget, device=device))
         clean = evolve(
             draft,
             tokens=torch.where(columns < sizes.unsqueeze(1), tokens, 0),
             sizes=sizes,
-            parents=None if draft.parents is None else draft.parents[:, :width].to(device),
+            parents=None
+            if draft.parents is None
+            else torch.where(columns < sizes.unsqueeze(1), draft.parents[:, :width].to(device), -1),
             law=None if draft.law is None else draft.law.narrow(width),
             confidence=None if draft.confidence is None else draft.confidence[:, :width],
         )
-        return evolve(clean, sizes=torch.minimum(sizes, self.scheduler.trim(clean))), proposed - sizes
+        return evolve(clean, sizes=torch.minimum(sizes, self.scheduler.trim(clean)).clamp(min=0)), proposed - sizes
 
     def _prefill(self, rows: tuple[tuple[Sequence, int], ...]) -> None:
         """Cache prompt chunks; no logits are made."""
@@ -202,6 +233,7 @@ class Engine:
             chain=True,
             hidden=out.hidden,
             drafted=(0,) * len(batch.rows),
+            depths=(0,) * len(batch.rows),
             clipped=(0,) * len(batch.rows),
             accepted=(0,) * len(batch.rows),
             sources=none,
@@ -216,7 +248,7 @@ class Engine:
         for row, start, count in zip(batch.rows, kept.starts, kept.counts, strict=True):
             row.cached = start + count
         if self._memory is not None and kept.memory is not None:
-            self._memory[torch.tensor(batch.slots)] = kept.memory.to(self._memory.device)
+            self._memory[torch.tensor(batch.slots, device=self._memory.device)] = kept.memory
 
     def _finish(self, batch: Batch, kept: Kept) -> list[Event]:
         events = [self._progress[row.request.id].record(row, kept, i) for i, row in enumerate(batch.rows)]
@@ -233,10 +265,12 @@ class Engine:
             self.target.kv.release(slots, clear=clear)
             self.drafter.release(slots)
 
-    def _named(self, request: Request) -> Request:
+    def _named(self, request: Request, given: AbstractSet[str] = frozenset()) -> Request:
         if request.id:
             return request
         self._unnamed += 1
+        while f"request-{self._unnamed}" in self._progress.keys() | given:
+            self._unnamed += 1
         return evolve(request, id=f"request-{self._unnamed}")
 
     def refuse(self, request: Request) -> None:
@@ -255,6 +289,11 @@ class Engine:
             )
         if sampling.stop_strings and target.tokenizer is None:
             raise RequestError(f"{name}: stop strings need a tokenizer; give the target one, or use stop_ids")
+        marks = () if target.tokenizer is None else target.tokenizer.all_special_tokens
+        if hidden := [stop for stop in sampling.stop_strings if any(mark in stop for mark in marks)]:
+            raise RequestError(
+                f"{name}: stop string {hidden[0]!r} holds a special token, which texts do not show; use stop_ids"
+            )
         if (need := min(length + sampling.max_new_tokens, target.context)) > target.kv.tokens:
             raise RequestError(
                 f"{name}: prompt and new tokens need {need} cells and a cache row has {target.kv.tokens}; "

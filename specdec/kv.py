@@ -12,7 +12,7 @@ from typing import Any, Self, final
 import attrs
 import torch
 from attrs import define, field, frozen
-from attrs.validators import ge, instance_of
+from attrs.validators import ge, instance_of, le
 from torch import Tensor
 
 from specdec.errors import RequestError
@@ -62,6 +62,9 @@ class StagedCache:
         return self.where.end - self.where.width
 
 
+_MOST_ROWS, _MOST_TOKENS = 2**16, 2**31 - 1
+
+
 @define(kw_only=True, eq=False)
 class KVCacheManager(ABC):
     """Rows of cells with a committed length each. A storage plugin writes `_reserve`, `_write`, `_read`, `_move`,
@@ -72,14 +75,15 @@ class KVCacheManager(ABC):
         tokens: how many cells each has.
     """
 
-    rows: int = field(default=8, validator=[instance_of(int), ge(1)])
-    tokens: int = field(default=2048, validator=[instance_of(int), ge(2)])
+    rows: int = field(default=8, validator=[instance_of(int), ge(1), le(_MOST_ROWS)])
+    tokens: int = field(default=2048, validator=[instance_of(int), ge(2), le(_MOST_TOKENS)])
     lengths: list[int] = field(init=False)
     _free: set[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.lengths = [0] * self.rows
-        self._free = set(range(self.rows))
+        rows = min(self.rows, _MOST_ROWS)  # for whoever makes one with validators off, to hear all of them
+        self.lengths = [0] * rows
+        self._free = set(range(rows))
 
     def fork(self) -> Self:
         """An empty manager with the same options and row numbers, for another model."""

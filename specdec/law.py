@@ -13,6 +13,11 @@ from torch import Tensor
 class Law(ABC):
     """How draft tokens were drawn: one distribution over the vocabulary for each leading index."""
 
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of `dense()`, without making it."""
+
     @abstractmethod
     def at(self, tokens: Tensor) -> Tensor:
         """Probabilities of `tokens` int64 [...]; tokens below 0 have probability 0. Returns [...]."""
@@ -40,6 +45,10 @@ class Dense(Law):
 
     probs: Tensor
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.probs.shape)
+
     def at(self, tokens: Tensor) -> Tensor:
         found = self.probs.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         return found * (tokens >= 0)
@@ -63,6 +72,10 @@ class Logits(Law):
 
     logits: Tensor
     temperature: Tensor | float = 1.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.logits.shape)
 
     def _scaled(self) -> Tensor:
         return self.logits / self.temperature
@@ -96,6 +109,10 @@ class Sparse(Law):
     probs: Tensor
     vocabulary: int
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.ids.shape[:-1], self.vocabulary)
+
     def at(self, tokens: Tensor) -> Tensor:
         return ((self.ids == tokens.unsqueeze(-1)) * self.probs).sum(-1)
 
@@ -120,6 +137,10 @@ class PointMass(Law):
     tokens: Tensor
     vocabulary: int
     dtype: torch.dtype = torch.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.tokens.shape, self.vocabulary)
 
     def at(self, tokens: Tensor) -> Tensor:
         return ((self.tokens == tokens) & (tokens >= 0)).to(self.dtype)

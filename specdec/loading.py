@@ -57,7 +57,10 @@ def load(
     """
     kind = torch_dtype(dtype)
     if name.startswith(RANDOM):
-        model, tokenizer = _random(name)
+        given = {"device_map": device_map, "quantization_config": quantization_config, "revision": revision}
+        if unused := [key for key, value in given.items() if value is not None]:
+            raise ModelError(f"model {name!r}: a random model takes no {' or '.join(unused)}; leave it out")
+        model, tokenizer = _random(name, attn_implementation)
         model = model.to(torch.float32 if kind == "auto" else kind)
     else:
         optional = {
@@ -70,7 +73,7 @@ def load(
             model = AutoModelForCausalLM.from_pretrained(
                 name, revision=revision or "main", dtype=kind, trust_remote_code=trust_remote_code, **chosen
             )
-        except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        except Exception as error:  # a broken checkpoint can fail anywhere in transformers or safetensors
             raise ModelError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
         tokenizer = _tokenizer(name, revision, trust_remote_code)
     if device is not None and device_map is None:
@@ -105,7 +108,7 @@ def byte_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", clean_up_tokenization_spaces=False)
 
 
-def _random(name: str) -> tuple[Any, Any]:
+def _random(name: str, attention: str | None) -> tuple[Any, Any]:
     family, _, seed = name[len(RANDOM) :].partition(":")
     if seed and not seed.isdigit():
         raise ModelError(f"model {name!r}: the seed after the second colon must be a whole number, got {seed!r}")
@@ -126,11 +129,11 @@ def _random(name: str) -> tuple[Any, Any]:
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(seed or 0))
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
             with torch.no_grad():
                 # Random heads are nearly uniform; a wider one makes laws with a clear top, as a trained model has.
                 model.get_output_embeddings().weight.mul_(8.0)
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # every family checks its own config in its own way
         raise ModelError(f"model {name!r}: {_first_line(error)}; try random:llama") from error
     return model, byte_tokenizer()
 

@@ -34,7 +34,7 @@ class Counters:
         num_accepted_tokens: draft tokens that the rule kept and that were emitted.
         num_emitted_tokens: all new tokens, bonus and replacement included.
         num_clipped: draft tokens beyond the budget or outside the vocabulary, never verified.
-        num_drafted_per_pos: how often a draft had a token at each position.
+        num_drafted_per_pos: how often a draft had a token at each position (in a tree, at each depth).
         num_accepted_tokens_per_pos: how often the token there was kept.
         num_per_source: how often the token after the path came from each of `SOURCES`.
         num_per_length: histogram of emitted tokens per step.
@@ -56,14 +56,16 @@ class Counters:
         emitted = len(kept.tokens[row])
         accepted = min(kept.accepted[row], emitted)
         cut = emitted <= kept.accepted[row]
-        drafted = min(kept.drafted[row], emitted) if cut else kept.drafted[row]
+        drafted, depth = kept.drafted[row], kept.depths[row]
+        if cut and drafted == depth:  # a chain: what the stop cut off was never looked at
+            drafted = depth = min(drafted, emitted)
         self.num_steps += 1
         self.num_drafts += drafted > 0
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
         self.num_emitted_tokens += emitted
         self.num_clipped += kept.clipped[row]
-        for counts, upto in ((self.num_drafted_per_pos, drafted), (self.num_accepted_tokens_per_pos, accepted)):
+        for counts, upto in ((self.num_drafted_per_pos, depth), (self.num_accepted_tokens_per_pos, accepted)):
             counts.extend([0] * (upto - len(counts)))
             for position in range(upto):
                 counts[position] += 1

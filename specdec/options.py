@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import types
 import typing
@@ -60,6 +61,8 @@ def build(cls: type, given: Mapping[str, Any], path: str, owner: str) -> tuple[A
         if given.get(name) is None and field.default is attrs.NOTHING:
             dotted = path.replace("[", ".").replace("]", "")
             problems.append(f"{path}.{name}: missing; give it in the recipe or with --set {dotted}.{name}=VALUE")
+        elif not _finite(given.get(name)):
+            problems.append(f"{path}.{name}: got {given[name]!r}, wanted finite numbers only")
         elif name in given:
             try:
                 values[name] = _CONVERTER.structure(given[name], types_of.get(name, Any))
@@ -126,7 +129,17 @@ def _invalid(cls: type, known: Mapping[str, attrs.Attribute[Any]], values: Mappi
     return problems
 
 
+def _finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def _message(error: Exception, name: str) -> str:
+    if isinstance(error, MemoryError | OverflowError):
+        return f"a number is too large ({str(error) or 'out of memory'}); try a smaller one"
     text = (str(error.args[0]) if error.args else type(error).__name__).removeprefix(f"'{name}' ")
     said = re.fullmatch(r"must be (.+): (\S+)", text)  # attrs' own comparisons
     return text if said is None else f"got {said[2]}, wanted {said[1]}"

@@ -1,11 +1,12 @@
 """A check of milliseconds on the model itself: staged forwards must say what the model's own forward says.
 
-A model can accept a cache, a mask and positions and still compute something else with several new tokens on a cache
-(recurrent layers, ALiBi, kernels with a single-token branch). Such a model is refused by name.
+A model can accept a cache, a mask and positions and still compute something else: recurrent layers, ALiBi, kernels with
+a single-token branch, a causal bias of its own that assumes all rows end at one cell. Such a model is refused by name.
 """
 
 from __future__ import annotations
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -13,55 +14,75 @@ from specdec.errors import ModelError
 from specdec.target import Target
 from specdec.types import Span
 
-_PREFIX, _NEW = 5, 4
+_PREFIXES = (6, 2)  # two rows of different lengths
+_NEW = 5
+# New tokens of each row in each forward: one row wide while the other is narrow, either way, and one by one.
+_SCHEDULES = {
+    "staged forwards of several tokens": ((4, 1), (1, 4)),
+    "staged forwards of one token": ((1, 1),) * _NEW,
+}
 # Largest difference of logits allowed, in units of the logits' own spread.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 0.35, torch.float16: 0.1}
 
 
 def preflight(target: Target) -> None:
-    """Compare four tokens in one staged forward with four single ones and with the model's own, beside a second row.
+    """Compare staged forwards over two ragged rows with the model's own forward over each row alone.
 
-    Runs once per target, on rows that are free and stay free.
+    Runs once per target, in a small cache of its own.
 
     Raises:
-        ModelError: they differ; names the model type, the difference and the tolerance.
+        ModelError: they differ, or the model fails; names the model type, the difference and the tolerance.
     """
-    if target.preflighted or target.kv.tokens < _PREFIX + _NEW or target.context < _PREFIX + _NEW:
+    length = _PREFIXES[0] + _NEW
+    if target.preflighted or target.context < length:
         return
-    ids = (torch.arange(2 * (_PREFIX + _NEW)) * 7919 + 13).remainder(target.vocabulary).view(2, -1).to(target.device)
-    with torch.inference_mode():
-        own = target.model(input_ids=ids[:1], use_cache=False).logits[0, _PREFIX:].float()
-        together = _staged(target, ids, step=_NEW)
-        apart = _staged(target, ids, step=1)
-    spread = own.std().item()
+    kind = target.config.model_type
+    rows = min(len(_PREFIXES), target.kv.rows)
+    ids = (torch.arange(rows * length) * 7919 + 13).remainder(target.vocabulary).view(rows, -1).to(target.device)
+    small = Target(target.model, kv=attrs.evolve(target.kv, rows=rows, tokens=length))
+    try:
+        with torch.inference_mode():
+            own = [_own(target, ids[row], _PREFIXES[row]) for row in range(rows)]
+            found = {name: _staged(small, ids, schedule) for name, schedule in _SCHEDULES.items()}
+    except Exception as error:  # whatever a model raises when it is handed explicit masks, positions and a cache
+        raise ModelError(
+            f"{kind}: cannot be decoded with staged keys and values: {type(error).__name__}: {error}"
+        ) from error
     allowed = _TOLERANCE.get(target.dtype, 0.35)
-    for name, found in (("one staged forward", together), ("single staged forwards", apart)):
-        difference = (found.float() - own).abs().max().item() / spread
-        if not difference <= allowed:
-            raise ModelError(
-                f"{target.config.model_type}: {_NEW} tokens in {name} differ from the model's own forward by "
-                f"{difference:.3g} of the logits' spread, wanted at most {allowed:g}; the model cannot be decoded by "
-                "staging keys and values (a recurrent state, ALiBi, or an attention that ignores the mask)"
-            )
+    for name, rows_found in found.items():
+        for row, (ours, wanted) in enumerate(zip(rows_found, own, strict=True)):
+            difference = ((ours - wanted).abs().max() / wanted.std()).item()
+            if not difference <= allowed:
+                raise ModelError(
+                    f"{kind}: {name} differ from the model's own forward by {difference:.3g} of the logits' spread "
+                    f"(row {row} of {len(own)}), wanted at most {allowed:g}; it cannot be decoded by staging keys and "
+                    "values (a recurrent state, ALiBi, or an attention that ignores the mask); try another target"
+                )
     target.preflighted = True
 
 
-def _staged(target: Target, ids: Tensor, step: int) -> Tensor:
-    """Logits of the last tokens of row 0, `step` at a time, beside a shorter second row where the cache has one."""
-    slots = tuple(target.kv.acquire() for _ in range(min(2, target.kv.room)))
-    lengths = (_PREFIX, _PREFIX - 3)[: len(slots)]
-    counts = torch.arange(_PREFIX, device=ids.device).expand(len(slots), -1)
-    try:
-        target.forward(slots, Span(ids[: len(slots), :_PREFIX], lengths), logits=False)
-        target.kv.commit(slots, counts, lengths, chain=True)
-        found = []
-        for done in range(0, _NEW, step):
-            block = torch.stack([ids[row, length + done : length + done + step] for row, length in enumerate(lengths)])
-            sizes = (step, max(1, step - 1))[: len(slots)]
-            out = target.forward(slots, Span(block, sizes))
-            assert out.logits is not None  # asked for
-            found.append(out.logits[0])
-            target.kv.commit(slots, counts[:, :step], (step,) * len(slots), chain=True)
-        return torch.cat(found)
-    finally:
-        target.kv.release(slots)
+def _own(target: Target, ids: Tensor, prefix: int) -> Tensor:
+    """Logits [_NEW, V] of the model's own forward, without any cache."""
+    out: Tensor = target.model(input_ids=ids[None, : prefix + _NEW], use_cache=False).logits
+    return out[0, prefix:].float()
+
+
+def _staged(target: Target, ids: Tensor, schedule: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+    """The same logits of every row from staged forwards over all rows together."""
+    rows = ids.shape[0]
+    slots = tuple(target.kv.acquire() for _ in range(rows))
+    offsets = torch.arange(_PREFIXES[0], device=ids.device).expand(rows, -1)
+    done = [0] * rows
+    found: list[list[Tensor]] = [[] for _ in range(rows)]
+    for counts in (_PREFIXES[:rows], *(step[:rows] for step in schedule)):
+        tokens = ids.new_zeros((rows, max(counts)))
+        for row, count in enumerate(counts):
+            tokens[row, :count] = ids[row, done[row] : done[row] + count]
+        out = target.forward(slots, Span(tokens, counts)).logits
+        assert out is not None  # asked for
+        target.kv.commit(slots, offsets, counts, chain=True)
+        for row, count in enumerate(counts):
+            found[row].append(out[row, :count].float())
+            done[row] += count
+    target.kv.release(slots)
+    return [torch.cat(parts[1:]) for parts in found]

@@ -92,7 +92,7 @@ def nucleus(probs: Tensor, theta: float) -> Tensor:
         ordered = probs.sort(dim=-1, descending=True).values
     before = ordered.double().cumsum(-1) - ordered
     # Sums that should be equal to theta may miss it by a rounding; ties take the mass before their first member.
-    first = torch.searchsorted(-ordered, -ordered, right=False)
+    first = torch.searchsorted(-ordered, -ordered, right=False).clamp(max=ordered.shape[-1] - 1)
     inside = before.gather(-1, first) < theta
     cutoff = torch.where(inside, ordered, torch.full_like(ordered, float("inf"))).amin(-1, keepdim=True)
     return (probs >= cutoff) & (probs > 0)

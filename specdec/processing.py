@@ -21,7 +21,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec.probability import one_hot
 from specdec.sequence import Sequence
 
 Chain = list[Callable[[Any, Any], Any]]
@@ -70,7 +69,7 @@ def laws(
         parents: int64 [B, N] of a token tree (then first is 0 and position 1 + j follows node j), or None.
 
     Returns:
-        [B, T, V] in the dtype of the logits.
+        [B, T, V] in the dtype of the logits; NaN throughout a row whose scores are not finite or all minus infinity.
     """
     contexts = [_contextual(row) for row in rows]
     warpers = [_warpers(row) for row in rows]
@@ -84,12 +83,19 @@ def laws(
         )
     greedy = [row.sampling.greedy for row in rows]
     if all(greedy):
-        return one_hot(logits.argmax(-1), logits.shape[-1], logits.dtype)
+        return _mode(logits)
     probs = logits.softmax(-1)
     for b, chosen in enumerate(greedy):
         if chosen:
-            probs[b] = one_hot(logits[b].argmax(-1), logits.shape[-1], logits.dtype)
+            probs[b] = _mode(logits[b])
     return probs
+
+
+def _mode(logits: Tensor) -> Tensor:
+    """All mass on the first largest logit; NaN where that is not a number a law could come from."""
+    best = logits.max(-1, keepdim=True)
+    mass = torch.where(torch.isfinite(best.values), 1.0, torch.nan).to(logits.dtype)
+    return torch.zeros_like(logits).scatter_(-1, best.indices, mass)
 
 
 def _row(

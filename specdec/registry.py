@@ -113,7 +113,7 @@ def summary(plugin: Plugin) -> str:
         spec = importlib.util.find_spec(module)
         source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
         tree = ast.parse(source)
-    except Exception:  # whatever a stranger's package raises on import, a list must not fail over it
+    except (Exception, SystemExit):  # whatever a stranger's package raises on import, a list must not fail over it
         return ""
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
@@ -141,9 +141,12 @@ def _import(kind: str, name: str, value: str) -> Any:
         found = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:  # a plugin's module may raise anything
+    except (Exception, SystemExit) as error:  # a plugin's module may raise anything
         where = "" if name == value else f" ({value})"
-        raise PluginError(f"{place}{where} cannot be imported: {type(error).__name__}: {error}") from error
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):
+            why = f"the module exits when imported (sys.exit({error.code!r})); try to import it alone"
+        raise PluginError(f"{place}{where} cannot be imported: {why}") from error
     base = _base(kind)
     if base is not None and not (isinstance(found, type) and issubclass(found, base)):
         raise PluginError(f"{place}: {value} is not a subclass of {base.__module__}.{base.__name__}")

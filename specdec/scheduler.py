@@ -74,14 +74,14 @@ class Scheduler(ABC):
     def plan(self, room: Room) -> Plan:
         """Decide the next step."""
         count = min(self.admit(len(self.waiting), len(self.running), room.slots), len(self.waiting), room.slots)
-        admitted = tuple(self.waiting.popleft() for _ in range(count))
+        admitted = tuple(self.waiting.popleft() for _ in range(max(0, count)))
         self.running.extend(admitted)
         prefill, decode = [], []
         for row in self.running:
             if row.behind:
                 prefill.append((row, min(row.behind, self.prefill_chunk)))
             else:
-                decode.append((row, self.budget(row, room.draft)))
+                decode.append((row, max(0, min(self.budget(row, room.draft), room.draft, row.room))))
         return Plan(admitted, tuple(prefill), tuple(decode))
 
     @final
@@ -91,11 +91,11 @@ class Scheduler(ABC):
             self.running = [row for row in self.running if row.finish_reason is None]
 
     @final
-    def drop(self) -> tuple[Sequence, ...]:
-        """Forget everything; returns the rows that were running."""
-        rows = tuple(self.running)
-        self.running = []
-        self.waiting.clear()
+    def drop(self, names: set[str]) -> tuple[Sequence, ...]:
+        """Forget requests by id; returns the rows of them that were running."""
+        rows = tuple(row for row in self.running if row.request.id in names)
+        self.running = [row for row in self.running if row.request.id not in names]
+        self.waiting = deque(row for row in self.waiting if row.request.id not in names)
         return rows
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec import tree
 from specdec.probability import sample
 from specdec.sequence import Batch
 from specdec.types import SOURCES, Draft, Extras, FinishReason, Kept, Scores, Source, Verdict
@@ -31,8 +32,10 @@ def settle(
     """
     starts = batch.lengths
     nodes = draft.tokens.shape[1]
+    depth = draft.sizes if draft.parents is None else tree.deepest(draft.parents, draft.sizes)
     token = sample(verdict.next_probs, batch.noise.uniform("next", 1).squeeze(1))
-    columns = [verdict.lengths, token, verdict.source, scores.finite, draft.sizes, clipped]
+    columns = [verdict.lengths, token, verdict.source, scores.finite, draft.sizes, clipped, depth]
+    first = len(columns)
     parts = [torch.stack([column.double() for column in columns], 1), verdict.path.double(), draft.tokens.double()]
     names = list(extras.values) if extras is not None else []
     parts += [extras.values[name].double() for name in names] if extras is not None else []
@@ -43,8 +46,8 @@ def settle(
     finished: list[FinishReason | None] = []
     for row, values in zip(batch.rows, host, strict=True):
         length, following, finite = int(values[0]), int(values[1]), bool(values[3])
-        path = [int(node) for node in values[6 : 6 + length]]
-        tokens = [int(values[6 + verdict.path.shape[1] + node]) for node in path]
+        path = [int(node) for node in values[first : first + length]]
+        tokens = [int(values[first + verdict.path.shape[1] + node]) for node in path]
         row.step += 1
         emitted = []
         if not finite:
@@ -65,7 +68,7 @@ def settle(
     device = draft.tokens.device
     padded, after = padded.reshape(len(kept), widest).to(device), after.reshape(len(kept), widest).to(device)
     index = torch.arange(len(kept), device=device).unsqueeze(1)
-    block = 6 + verdict.path.shape[1] + nodes
+    block = first + verdict.path.shape[1] + nodes
     return Kept(
         tokens=tuple(kept),
         starts=starts,
@@ -76,6 +79,7 @@ def settle(
         chain=chain,
         hidden={tap: features[index, padded] for tap, features in scores.hidden.items()},
         drafted=tuple(int(values[4]) for values in host),
+        depths=tuple(int(values[6]) for values in host),
         clipped=tuple(int(values[5]) for values in host),
         accepted=tuple(int(values[0]) for values in host),
         sources=tuple(_source(values) for values in host),

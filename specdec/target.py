@@ -66,7 +66,7 @@ class Target:
         self.tokenizer = tokenizer
         self.kv = kv
         self.config = model.config.get_text_config(decoder=True)
-        if problems := _unsupported(model, self.config, kv.rows):
+        if problems := _unsupported(model, self.config, kv):
             raise ModelError("; ".join(problems))
         self.vocabulary = int(self.config.vocab_size)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or kv.tokens)
@@ -158,8 +158,8 @@ class Target:
             probs = laws(logits, batch.rows, draft.tokens, parents=draft.parents)
             columns = torch.arange(tokens.shape[1], device=self.device)
             padding = columns > draft.sizes.unsqueeze(1)
-            # The largest logit is NaN or infinite whenever any is, or when all are minus infinity.
-            finite = (torch.isfinite(logits.amax(-1)) | padding).all(-1)
+            # One NaN among a row's probabilities makes its largest one NaN.
+            finite = (torch.isfinite(probs.amax(-1)) | padding).all(-1)
         return Scores(tokens, logits, probs, out.hidden, finite)
 
     def _mask(self, starts: Tensor, width: int, end: int, seen: Tensor | None) -> Any:
@@ -231,7 +231,7 @@ def _eos_ids(model: Any, config: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(token) for token in found)
 
 
-def _unsupported(model: Any, config: Any, rows: int) -> list[str]:
+def _unsupported(model: Any, config: Any, kv: KVCacheManager) -> list[str]:
     """Every reason, by name, why a model cannot be decoded exactly by staging and committing keys and values."""
     kind = config.model_type
     problems = []
@@ -251,13 +251,22 @@ def _unsupported(model: Any, config: Any, rows: int) -> list[str]:
         problems.append(f"{kind}: forward takes no key-value cache or no positions (ALiBi or a recurrent state?)")
     if attention == "sdpa" and getattr(config, "attn_logit_softcapping", None):
         problems.append(f"{kind}: sdpa has no soft-capped attention; try attn_implementation='eager'")
-    for scaling in _rope_types(config):
-        if scaling in ("dynamic", "longrope") and rows > 1:
-            problems.append(f"{kind}: rope scaling {scaling!r} depends on the longest row; try kv.rows 1")
+    if getattr(config, "alibi", False):
+        problems.append(f"{kind}: positions by ALiBi are not staged; wanted rotary or learned positions")
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "dynamic" and kv.rows > 1:
+            problems.append(f"{kind}: rope scaling 'dynamic' depends on the longest row; try kv.rows 1")
+        short = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if rope.get("rope_type") == "longrope" and (short is None or kv.tokens > short):
+            problems.append(
+                f"{kind}: rope scaling 'longrope' turns keys by another factor once a text is longer than {short}, "
+                f"cached ones included; try kv.tokens {short}"
+            )
     return problems
 
 
-def _rope_types(config: Any) -> set[str]:
+def _ropes(config: Any) -> list[dict[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return {str(entry["rope_type"]) for entry in nested if "rope_type" in entry}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]

@@ -8,6 +8,8 @@ from typing import Any, final
 
 from attrs import field, frozen
 
+from specdec.errors import DataError
+
 
 @final
 @frozen(kw_only=True)
@@ -43,3 +45,29 @@ class Task(ABC):
     @abstractmethod
     def score(self, sample: Sample, completion: str) -> Score | None:
         """Judge one completion; None where the task has no measure."""
+
+
+def samples_of(task: Task, name: str, file: str | None, limit: int | None) -> tuple[Sample, ...]:
+    """What a task gives, checked, since results are kept by sample id.
+
+    Raises:
+        DataError: the task says so, fails, or gives something else than samples with ids of their own.
+    """
+    try:
+        samples = tuple(task.samples(file, limit))
+    except DataError:
+        raise
+    except Exception as error:  # a task is a stranger's code
+        raise DataError(
+            f"task {name}: samples() failed: {type(error).__name__}: {error}; wanted a DataError"
+        ) from error
+    if not samples:
+        raise DataError(f"task {name}: samples() gave none, wanted at least one; try other data")
+    ids: set[str] = set()
+    for sample in samples:
+        if not isinstance(sample, Sample) or not isinstance(sample.id, str):
+            raise DataError(f"task {name}: samples() gave {sample!r}, wanted a Sample with a text as its id")
+        if sample.id in ids:
+            raise DataError(f"task {name}: two samples have the id {sample.id!r}, wanted one of its own for each")
+        ids.add(sample.id)
+    return samples

@@ -37,9 +37,23 @@ def depths(seen: Tensor) -> Tensor:
 
 
 def topological(parents: Tensor) -> Tensor:
-    """Whether every parent stands before its child, bool [B]."""
+    """Which draft nodes have a parent that stands before them (or the pending token), bool [B, N]."""
     columns = torch.arange(parents.shape[1], device=parents.device)
-    return ((parents < columns) & (parents >= -1)).all(-1)
+    return (parents < columns) & (parents >= -1)
+
+
+def deepest(parents: Tensor, sizes: Tensor) -> Tensor:
+    """Nodes on the longest path of each row's draft, int64 [B].
+
+    Args:
+        parents: int64 [B, N] of draft nodes, -1 for a child of the pending token.
+        sizes: int64 [B], nodes that count.
+    """
+    if not parents.shape[1]:
+        return torch.zeros_like(sizes)
+    below = depths(ancestors(parents)) + 1
+    columns = torch.arange(parents.shape[1], device=parents.device)
+    return torch.where(columns < sizes.unsqueeze(1), below, 0).amax(-1)
 
 
 def positions(starts: Tensor, sizes: Tensor, width: int, seen: Tensor | None) -> Tensor:

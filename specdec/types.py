@@ -6,11 +6,13 @@ tokens, `V` vocabulary, `H` hidden size, `S` cached positions, `R` rows the cach
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, final
 
 from attrs import field, frozen
-from attrs.validators import and_, ge, gt, instance_of, le
+from attrs.validators import ge, gt, instance_of, le
 from torch import Tensor
 
 from specdec.law import Law
@@ -21,17 +23,37 @@ SOURCES = ("bonus", "residual", "target", "argmax", "fallback")
 Source = Literal["bonus", "residual", "target", "argmax", "fallback"]
 
 
+def _number(_: object, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"'{attribute.name}' must be a finite number, got {value!r}")
+
+
+def _whole(_: object, attribute: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"'{attribute.name}' must be a whole number from 0, got {value!r}")
+
+
 def _temperature(_: object, attribute: Any, value: float) -> None:
     if value != 0.0 and not value >= 1e-4:
         raise ValueError(f"'{attribute.name}' must be 0 (greedy) or at least 1e-4, got {value}; try 0")
 
 
-def _texts(value: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def _stops(_: object, attribute: Any, value: tuple[Any, ...]) -> None:
+    if wrong := [text for text in value if not isinstance(text, str) or not text]:
+        raise ValueError(f"'{attribute.name}' must be texts that are not empty, got {wrong[0]!r}")
+
+
+def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _ids(value: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(int(token) for token in value)
+    # operator.index takes ints of every library and refuses 1.7 and "12".
+    return tuple(operator.index(token) for token in value)
+
+
+def _id_set(value: Iterable[Any]) -> frozenset[int]:
+    return frozenset(_ids(value))
 
 
 @final
@@ -53,17 +75,17 @@ class Sampling:
         seed: all noise of the request is a function of it and of the row's own decode step.
     """
 
-    temperature: float = field(default=1.0, validator=[instance_of((int, float)), _temperature])
-    top_k: int = field(default=0, validator=[instance_of(int), ge(0)])
-    top_p: float = field(default=1.0, validator=[instance_of((int, float)), gt(0.0), le(1.0)])
-    min_p: float = field(default=0.0, validator=[instance_of((int, float)), ge(0.0), le(1.0)])
-    repetition_penalty: float = field(default=1.0, validator=[instance_of((int, float)), gt(0.0)])
-    max_new_tokens: int = field(default=128, validator=[instance_of(int), ge(1)])
-    min_new_tokens: int = field(default=0, validator=[instance_of(int), ge(0)])
+    temperature: float = field(default=1.0, validator=[_number, _temperature])
+    top_k: int = field(default=0, validator=_whole)
+    top_p: float = field(default=1.0, validator=[_number, gt(0.0), le(1.0)])
+    min_p: float = field(default=0.0, validator=[_number, ge(0.0), le(1.0)])
+    repetition_penalty: float = field(default=1.0, validator=[_number, gt(0.0)])
+    max_new_tokens: int = field(default=128, validator=[_whole, ge(1)])
+    min_new_tokens: int = field(default=0, validator=_whole)
     ignore_eos: bool = field(default=False, validator=instance_of(bool))
-    stop_ids: frozenset[int] = field(default=frozenset(), converter=frozenset)
-    stop_strings: tuple[str, ...] = field(default=(), converter=_texts)
-    seed: int = field(default=0, validator=and_(instance_of(int), ge(0)))
+    stop_ids: frozenset[int] = field(default=frozenset(), converter=_id_set)
+    stop_strings: tuple[str, ...] = field(default=(), converter=_texts, validator=_stops)
+    seed: int = field(default=0, validator=_whole)
 
     @property
     def greedy(self) -> bool:
@@ -133,7 +155,7 @@ class Scores:
         logits: float32 [B, 1+N, V], raw (float64 for a float64 model).
         probs: [B, 1+N, V], after temperature, top-k, top-p, min-p and processors; one-hot for greedy rows.
         hidden: tap -> [B, 1+N, H].
-        finite: bool [B], false where a row of the target's scores is not finite.
+        finite: bool [B], false where a law of the row is not one: scores that are NaN, infinite or all minus infinity.
     """
 
     tokens: Tensor
@@ -186,6 +208,7 @@ class Kept:
         chain: nothing moves in memory.
         hidden: tap -> [B, A, H], rejected nodes already removed.
         drafted: draft nodes the rule examined or could have examined, per row.
+        depths: longest path in the draft of each row; for a chain, what was drafted.
         clipped: nodes the drafter proposed beyond its budget or outside the vocabulary, per row.
         accepted: draft nodes the rule kept, per row, before stops cut them.
         sources: where the token after the path came from, per row.
@@ -203,6 +226,7 @@ class Kept:
     chain: bool
     hidden: Mapping[int, Tensor]
     drafted: tuple[int, ...]
+    depths: tuple[int, ...]
     clipped: tuple[int, ...]
     accepted: tuple[int, ...]
     sources: tuple[Source | None, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +35,52 @@ def find(source: str) -> Path:
         RecipeError: there is neither.
     """
     path = Path(source)
-    if path.is_file():
+    if is_file(path):
         return path
     packaged = Path(str(importlib.resources.files(_SHIPPED))) / f"{source}.yaml"
-    if "/" not in source and packaged.is_file():
+    if "/" not in source and is_file(packaged):
         return packaged
     raise RecipeError(
         f"recipe {source!r}: no such file{suggestion(source, shipped())}; shipped: {', '.join(shipped())}"
     )
 
 
+def is_file(path: Path) -> bool:
+    """Whether it is one; a name that no file can have (too long, a NUL in it) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, and reads 1e-3 as a number."""
+    """Refuses a key that is given twice or is no scalar, reads 1e-3 as a number, and says where a value is bad."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep=True)  # a list that holds itself is then refused, too
+            if isinstance(value, int | str):
+                str(value).encode()  # what can neither be shown nor written: 5000 hexadecimal digits, half a character
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:  # PyYAML lets through what int() and date() raise, its own KeyError and IndexError
+            raise _wrong(f"cannot read a value: {type(error).__name__}: {error}", node) from error
+        return value
+
+
+def _wrong(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def _unique(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _wrong(f"got a {key.id} as a key, wanted text", key)
+        if key.tag == "tag:yaml.org,2002:merge":
+            continue  # construct_mapping sees to it; a key of the mapping's own wins and is not given twice
         if (name := loader.construct_object(key)) in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
+            raise _wrong(f"{name!r} is given twice", key)
         seen.add(name)
     return loader.construct_mapping(node, deep=True)
 
@@ -61,6 +89,19 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
+
+
+def read(path: Path) -> Any:
+    """A YAML file as plain data.
+
+    Raises:
+        RecipeError: it cannot be read, or as `parse` does.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}; wanted a YAML file in UTF-8") from error
+    return parse(text, str(path))
 
 
 def parse(text: str, where: str) -> Any:
@@ -77,6 +118,8 @@ def parse(text: str, where: str) -> Any:
         raise RecipeError(f"{where}{line}: not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"{where}: not YAML: {error}") from error
+    except RecursionError as error:
+        raise RecipeError(f"{where}: nested too deeply; wanted a recipe of a few levels") from error
 
 
 def override(content: dict[str, Any], change: str) -> None:
@@ -95,7 +138,7 @@ def override(content: dict[str, Any], change: str) -> None:
         last = depth == len(keys) - 1
         where = ".".join(keys[:depth]) or "the recipe"
         if isinstance(place, list):
-            if not key.isdigit() or int(key) >= len(place):
+            if key not in map(str, range(len(place))):
                 raise RecipeError(f"--set {dotted}: {where} has entries 0 to {len(place) - 1}, got {key!r}")
             index: Any = int(key)
         elif isinstance(place, dict):
@@ -107,4 +150,5 @@ def override(content: dict[str, Any], change: str) -> None:
         else:
             if isinstance(place, dict) and place.get(index) is None:
                 place[index] = {}
+            place[index] = copy(place[index])  # an alias elsewhere in the file is not changed with it
             place = place[index]

@@ -28,7 +28,7 @@ class DraftModel(Drafter):
 
     Its cache follows the target's rows: what was kept is committed, what was not never happened. A row past the draft
     model's context gets an empty draft. Where all rows are greedy the draft is a point mass; otherwise the law handed
-    over is the very tensor each token was drawn from.
+    over is the very tensor each token was drawn from. A text with an id that the draft model lacks gets none either.
 
     Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318.
     Cost: num_speculative_tokens forwards of the draft model a step, and its cache.
@@ -66,6 +66,8 @@ class DraftModel(Drafter):
     def bind(self, target: Target) -> None:
         if self._target is target:
             return
+        if self._target is not None:
+            raise CompatibilityError("drafter DraftModel is bound to another target; make one for each target")
         model, tokenizer = self.model, self.tokenizer
         if isinstance(model, str):
             model, tokenizer = load(
@@ -92,7 +94,7 @@ class DraftModel(Drafter):
         budget = [min(most, self.num_speculative_tokens) for most in batch.budget]
         for index, (row, slot) in enumerate(zip(batch.rows, batch.slots, strict=True)):
             draft.kv.occupy(slot)
-            if len(row.tokens) + budget[index] > draft.limit:
+            if len(row.tokens) + budget[index] > draft.limit or not self._reads(row.tokens, slot):
                 budget[index] = 0
         rows, width = len(batch.rows), max(budget)
         tokens = torch.zeros((rows, width), dtype=torch.int64, device=target.device)
@@ -112,7 +114,7 @@ class DraftModel(Drafter):
                 self._staged.update(dict.fromkeys(slots, depth))
             logits = self._fit(logits.to(target.device), target.vocabulary)
             probs = laws(logits.unsqueeze(1), sequences, tokens[chosen, :depth], first=depth).squeeze(1)
-            good = torch.isfinite(logits.amax(-1))
+            good = torch.isfinite(probs.amax(-1))
             tokens[chosen, depth] = torch.where(good, sample(probs, uniform[chosen, depth]), 0)
             finite[chosen, depth] = good
             if not batch.greedy:
@@ -131,7 +133,8 @@ class DraftModel(Drafter):
             draft.kv.commit((slot,), nothing, (ours,), chain=True)
             if kept.drafted[index] < min(batch.budget[index], self.num_speculative_tokens):
                 self._doubtful.add(slot)
-            if not kept.tokens[index] and kept.finished[index] is None and known <= draft.limit:
+            caught = not kept.tokens[index] and kept.finished[index] is None and known <= draft.limit
+            if caught and self._reads(row.tokens[:known], slot):
                 prompts.append((slot, row.tokens[:known]))
         if prompts:
             self._catch_up(tuple(slot for slot, _ in prompts), [tokens for _, tokens in prompts], logits=False)
@@ -158,6 +161,11 @@ class DraftModel(Drafter):
         if out is None:
             return ids
         return out[torch.arange(len(slots), device=out.device), torch.tensor(counts, device=out.device) - 1]
+
+    def _reads(self, known: list[int], slot: int) -> bool:
+        """Whether the draft model has an embedding for every token it has yet to see."""
+        _, draft = self._bound()
+        return max(known[draft.kv.lengths[slot] :], default=0) < draft.vocabulary
 
     @staticmethod
     def _fit(logits: Tensor, vocabulary: int) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
 from attrs import define, field
 from torch import Tensor
 
+from specdec.errors import ModelError
 from specdec.kv import Cells, KVCacheManager
 
 
@@ -28,8 +30,15 @@ class Slab(KVCacheManager):
         if layer not in self._keys:
             for store, new in ((self._keys, keys), (self._values, values)):
                 shape = (self.rows, new.shape[1], self.tokens + 1, new.shape[3])
-                with torch.inference_mode(False):  # storage outlives the forward that first needs it
-                    store[layer] = torch.zeros(shape, dtype=new.dtype, device=new.device)
+                try:
+                    with torch.inference_mode(False):  # storage outlives the forward that first needs it
+                        store[layer] = torch.zeros(shape, dtype=new.dtype, device=new.device)
+                except RuntimeError as error:
+                    size = math.prod(shape) * new.element_size() / 2**30
+                    raise ModelError(
+                        f"kv: {size:.1f} GiB for half of layer {layer} cannot be had on {new.device}; "
+                        f"try fewer than {self.rows} rows or {self.tokens} tokens"
+                    ) from error
 
     def _write(self, layer: int, keys: Tensor, values: Tensor, where: Cells) -> None:
         for store, new in ((self._keys[layer], keys), (self._values[layer], values)):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specdec.tree import ancestors, depths, positions, span_parents, topological, visible
+from specdec.tree import ancestors, deepest, depths, positions, span_parents, topological, visible
 
 
 def forests(seed: int, rows: int, columns: int) -> torch.Tensor:
@@ -44,7 +44,14 @@ def test_span_parents_shift_draft_nodes_behind_the_root():
 
 def test_topological_wants_parents_before_children():
     parents = torch.tensor([[-1, 0, 1], [-1, 1, 0], [-1, 2, 0], [-1, -2, 0], [0, 0, 0]])
-    assert topological(parents).tolist() == [True, False, False, False, False]
+    assert topological(parents).all(-1).tolist() == [True, False, False, False, False]
+    assert topological(parents)[3].tolist() == [True, False, True]
+
+
+def test_the_deepest_path_is_counted_in_nodes_that_count():
+    # Catches the number of nodes taken for the depth, and padding that is deeper than the draft.
+    parents = torch.tensor([[-1, -1, 1, 0], [-1, 0, 1, 2], [-1, 0, 1, 2], [-1, -1, -1, -1]])
+    assert deepest(parents, torch.tensor([4, 4, 2, 0])).tolist() == [2, 4, 2, 0]
 
 
 @pytest.mark.parametrize("parents", [None, *TREES])
