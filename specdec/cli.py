@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import attrs
 import click
 
 from specdec import __version__
-from specdec.errors import PluginError, SpecdecError
+from specdec.errors import OutputError, PluginError, SpecdecError
 from specdec.registry import KINDS, Plugin, load, names, plugins, problem, suggestion, summary
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ class _Commands(click.Group):
             return found
         return _broken(cmd_name, f"commands/{cmd_name} is not a click command")
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().main(*arguments, **options)
+        except OSError:
+            if (why := _stdout_problem()) is None:
+                raise
+            click.echo(f"error: stdout: cannot be written: {why}; try another place for the output", err=True)
+            sys.exit(OutputError.exit_code)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -51,6 +61,17 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted; what is finished is kept, the same command goes on from there", err=True)
             sys.exit(130)
+
+
+def _stdout_problem() -> str | None:
+    """Why what was printed cannot be written, or None. It is then dropped, or Python would fail over it at its end."""
+    try:
+        sys.stdout.write("\n")  # what failed is in no buffer where PYTHONUNBUFFERED is set
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.strerror
+    return None
 
 
 def _broken(name: str, why: str) -> click.Command:

@@ -23,7 +23,7 @@ from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
 from specdec.registry import load
 from specdec.report import markdown
-from specdec.results import Row, fidelity, summarise
+from specdec.results import Row, combined, fidelity, summarise
 from specdec.rundir import RunFolder
 from specdec.target import Target
 from specdec.task import Sample
@@ -87,21 +87,22 @@ def compare(
     _refuse(recipe, prompts, combinations[0].engine)
     _say_notes(target, [combination.engine.drafter for combination in combinations])
     about = {**environment(target), "prompts": _digest(prompts)}
-    records = folder.begin(about)
-    if records:
-        _log.info("%s: resuming, %d requests are there already", folder.path, len(records))
-    records += _Run(recipe, prompts, combinations, folder, progress).remaining(records)
-    results = {
-        "recipe": recipe.name,
-        "sampling": recipe.to_dict()["sampling"],
-        "greedy": recipe.sampling.greedy,
-        "target": recipe.target.model,
-        "data": {"file": recipe.data.file, "prompts": len(prompts), "repeats": recipe.report.repeats},
-        "rows_at_once": target.kv.rows,
-        "environment": about,
-        **summarise([combination.row for combination in combinations], records),
-    }
-    folder.finish(results, markdown(results))
+    with folder.hold():
+        records = folder.begin(about)
+        if records:
+            _log.info("%s: resuming, %d requests are there already", folder.path, len(records))
+        records += _Run(recipe, prompts, combinations, folder, progress).remaining(records)
+        results = {
+            "recipe": recipe.name,
+            "sampling": recipe.to_dict()["sampling"],
+            "greedy": recipe.sampling.greedy,
+            "target": recipe.target.model,
+            "data": {"file": recipe.data.file, "prompts": len(prompts), "repeats": recipe.report.repeats},
+            "rows_at_once": target.kv.rows,
+            "environment": about,
+            **summarise([combination.row for combination in combinations], records),
+        }
+        folder.finish(results, markdown(results))
     return results
 
 
@@ -109,7 +110,7 @@ def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict
     """Sample id -> prompt ids, through the chat template where the recipe says so.
 
     Raises:
-        DataError: there is no tokenizer, or no template where one is needed.
+        DataError: there is no tokenizer, or no template where one is needed, or the template refuses a sample.
     """
     if tokenizer is None:
         raise DataError("target.model: has no tokenizer, so prompts cannot become tokens; try another folder or hub id")
@@ -121,16 +122,22 @@ def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict
     for sample in samples:
         if sample.messages and not use:
             raise DataError(f"sample {sample.id!r}: chat messages need a chat template, and none is used here")
-        if use:
-            turns = list(sample.messages) or [{"role": "user", "content": sample.text or ""}]
-            text = tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **data.chat_template_kwargs
-            )
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = tokenizer(sample.text or "")["input_ids"]
-        prompts[sample.id] = tuple(ids)
+        try:
+            prompts[sample.id] = _tokens(sample, tokenizer, data.chat_template_kwargs if use else None)
+        except Exception as error:  # a template is a program, and tokenizers raise what they like
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            hint = "other data.chat_template_kwargs, or data.chat_template: false" if use else "another prompt"
+            raise DataError(f"sample {sample.id!r}: cannot become tokens: {why}; try {hint}") from error
     return prompts
+
+
+def _tokens(sample: Sample, tokenizer: Any, template: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """Prompt ids; `template` holds what the chat template is given, None is for no template."""
+    if template is None:
+        return tuple(tokenizer(sample.text or "")["input_ids"])
+    turns = list(sample.messages) or [{"role": "user", "content": sample.text or ""}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **template)
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def combine(recipe: Recipe, target: Target) -> list[Combination]:
@@ -158,13 +165,13 @@ def combine(recipe: Recipe, target: Target) -> list[Combination]:
         for entry in recipe.verifiers:
             verifier = entry.make()
             row = Row(
-                label=f"{source.label} + {entry.label}",
+                label=combined(source.label, entry.label),
                 drafter=source.label,
                 verifier=entry.label,
                 exactness=verifier.exactness,
                 family=verifier.family,
                 point_mass=drafter.num_speculative_tokens > 0 and (drafter.deterministic or recipe.sampling.greedy),
-                reference=f"{source.label} + {standards[0]}" if standards and entry.label not in standards else None,
+                reference=combined(source.label, standards[0]) if standards and entry.label not in standards else None,
             )
             pairs.append((row, drafter, verifier))
     made, problems = [], []

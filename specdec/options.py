@@ -93,6 +93,16 @@ def values(made: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(made, field.name)) for field in _fields(type(made))}
 
 
+def label_of(use: str, options: Mapping[str, Any]) -> str:
+    """`nucleus(theta=0.9)`: the name and what was given; of a path or hub id the last part."""
+    told = [
+        f"{name}={value.rpartition('/')[2] if isinstance(value, str) else value}"
+        for name, value in options.items()
+        if isinstance(value, bool | int | float | str)
+    ]
+    return f"{use}({', '.join(told)})" if told else use
+
+
 def _fields(cls: type) -> list[attrs.Attribute[Any]]:
     if not attrs.has(cls):
         return []

@@ -12,11 +12,12 @@ from attrs import field, frozen
 from attrs.validators import ge, optional
 
 from specdec.errors import DataError, PluginError, RecipeError
-from specdec.options import build, values
+from specdec.options import build, label_of, values
 from specdec.registry import load, suggestion
-from specdec.task import Sample
+from specdec.results import ambiguous
+from specdec.task import Sample, samples_of
 from specdec.types import Sampling
-from specdec.yamlfile import find, override, parse
+from specdec.yamlfile import find, is_file, override, read
 
 _REQUIRED = ("target", "drafters", "verifiers", "data")
 
@@ -145,7 +146,7 @@ def read_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
         DataError: only the data are wrong.
     """
     path = find(source)
-    content = parse(path.read_text(encoding="utf-8"), str(path))
+    content = read(path)
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: got {type(content).__name__}, wanted a mapping with {', '.join(_REQUIRED)}")
     for text in overrides:
@@ -172,6 +173,7 @@ class _Reading:
                 self.problems.append(f"{name}: missing; every recipe has {', '.join(_REQUIRED)}")
         target = self._section("target", TargetSection)
         drafters, verifiers = self._entries("drafters"), self._entries("verifiers")
+        self.problems += ambiguous(*([entry.label for entry in made if entry] for made in (drafters, verifiers)))
         kv = self._entry("kv", "kv", self._defaulted("kv", "slab"))
         scheduler = self._entry("schedulers", "scheduler", self._defaulted("scheduler", "continuous"))
         sampling = self._section("sampling", Sampling)
@@ -263,7 +265,7 @@ class _Reading:
         self.problems += problems
         if made is None:
             return None
-        return Entry(use, str(label or _label(use, options)), cls, options, values(made))
+        return Entry(use, str(label or label_of(use, options)), cls, options, values(made))
 
     def _data(self) -> tuple[Any, Entry | None]:
         if self.content.get("data") is None:
@@ -276,9 +278,9 @@ class _Reading:
         task = self._entry("tasks", "data", {"use": own.get("task") or "jsonl", **given}, key="task")
         if data is not None and data.file is not None:
             places = dict.fromkeys((self.path.parent / data.file, Path(data.file)))
-            found = next((place for place in places if place.is_file()), None)
+            found = next((place for place in places if is_file(place)), None)
             if found is None:
-                looked = " and ".join(str(place.resolve().parent) for place in places)
+                looked = " and ".join(str(place.parent.absolute()) for place in places)
                 self.problems.append(f"data.file: no file {Path(data.file).name!r}; looked in {looked}")
                 return None, task
             data = attrs.evolve(data, file=str(found.resolve()))
@@ -288,7 +290,7 @@ class _Reading:
         if data is None or task is None:
             return (), None
         try:
-            return tuple(task.make().samples(data.file, data.limit)), None
+            return samples_of(task.make(), task.use, data.file, data.limit), None
         except DataError as error:
             return (), error
 
@@ -297,13 +299,3 @@ class _Reading:
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             self.problems.append(f"{name}: got {value!r}, wanted {wanted}")
         return value
-
-
-def _label(use: str, options: Mapping[str, Any]) -> str:
-    """`nucleus(theta=0.9)`: the name and what was given; of a path or hub id the last part."""
-    told = [
-        f"{name}={value.rpartition('/')[2] if isinstance(value, str) else value}"
-        for name, value in options.items()
-        if isinstance(value, bool | int | float | str)
-    ]
-    return f"{use}({', '.join(told)})" if told else use

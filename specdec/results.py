@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
@@ -75,6 +76,25 @@ def fidelity(diagnostics: Mapping[str, Sequence[float]]) -> dict[str, float | in
         "rejected_in_nucleus": sum(diagnostics["in_nucleus"][index] > 0 for index in missed),
         "rejected_in_top_10": sum(diagnostics["rank"][index] < TOP for index in missed),
     }
+
+
+def combined(drafter: str, verifier: str) -> str:
+    """The label of a row, from those of its drafter and its verifier; `autoregressive` is never one."""
+    return f"{drafter} + {verifier}"
+
+
+def ambiguous(drafters: Sequence[str], verifiers: Sequence[str]) -> list[str]:
+    """What is wrong with labels: records are pooled by row, and "x + y" with "z" would meet "x" with "y + z"."""
+    taken: dict[str, tuple[str, str]] = {}
+    problems = []
+    for pair in itertools.product(drafters, verifiers):
+        label = combined(*pair)
+        if (first := taken.setdefault(label, pair)) != pair:
+            problems.append(
+                f"drafters: {pair[0]!r} with the verifier {pair[1]!r} is called {label!r}, as {first[0]!r} with "
+                f"{first[1]!r} is, wanted a name for each; give one of them another `name`"
+            )
+    return problems
 
 
 def summarise(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, Any]:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, final
 
 from attrs import frozen
 
-from specdec.errors import OutputError
-from specdec.yamlfile import dump, parse
+from specdec.errors import OutputError, RecipeError
+from specdec.yamlfile import dump, read
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # there runs are not kept apart
 
 CONFIG, ENVIRONMENT, SAMPLES = "config.yaml", "environment.json", "samples.jsonl"
-REPORT, RESULTS = "report.md", "results.json"
+REPORT, RESULTS, LOCK = "report.md", "results.json", ".lock"
+_RECORD = {"run", "sample", "repeat", "finish_reason", "tokens", "counters", "fidelity", "seconds"}
 _TRY = "try another --output-dir, or --overwrite"
+_HALVES = "backslashreplace"  # half a character, as in a file name that is not UTF-8, becomes what JSON writes for it
 
 
 @final
@@ -26,42 +34,75 @@ class RunFolder:
     Attributes:
         path: the folder.
         config: the resolved recipe.
-        fresh: whatever run is there is replaced.
+        overwrite: whatever is there is replaced.
     """
 
     path: Path
     config: Mapping[str, Any]
-    fresh: bool
+    overwrite: bool
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any], *, overwrite: bool = False) -> Self:
         """Look at a folder; writes nothing.
 
         Raises:
-            OutputError: it holds a finished run, an unfinished one of another recipe, or something else.
+            OutputError: it holds a finished run, an unfinished one of another recipe, or something else, or is in use.
         """
-        if path.exists() and not path.is_dir():
-            raise OutputError(f"{path}: is a file, wanted a folder; try another --output-dir")
-        if overwrite or not path.exists() or not any(path.iterdir()):
-            return cls(path, config, True)
-        if not (path / CONFIG).is_file():
-            raise OutputError(f"{path}: holds files that are no run; {_TRY}")
-        if (path / RESULTS).exists():
-            raise OutputError(f"{path}: holds a finished run; {_TRY}")
-        found = parse((path / CONFIG).read_text(encoding="utf-8"), str(path / CONFIG))
-        if different := _differences(_without_place(found), _without_place(config)):
-            raise OutputError(f"{path}: holds an unfinished run of another recipe ({'; '.join(different)}); {_TRY}")
-        return cls(path, config, False)
+        folder = cls(path, config, overwrite)
+        with _errors(path):
+            if (path / LOCK).exists():
+                with folder.hold():
+                    pass
+            folder._fresh()
+        return folder
 
-    def begin(self, environment: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Start writing; returns the records that an interrupted run left.
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other runs out until the block ends. A process that is killed lets go.
+
+        The lock's file stays: removed, it could be locked by one who opened it before and made anew by another.
 
         Raises:
-            OutputError: it was begun on another machine, with other versions, weights or prompts, or is not writable.
+            OutputError: it is in use, or not writable.
         """
-        try:
+        with _errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            if self.fresh:
+            file = (self.path / LOCK).open("w")
+        with file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OutputError(f"{self.path}: in use by another run; try another --output-dir") from error
+            except OSError:  # a file system without locks
+                pass
+            yield
+
+    def _fresh(self) -> bool:
+        """Whether there is nothing to go on from."""
+        if self.path.exists() and not self.path.is_dir():
+            raise OutputError(f"{self.path}: is a file, wanted a folder; try another --output-dir")
+        if self.overwrite or not self.path.exists() or all(path.name == LOCK for path in self.path.iterdir()):
+            return True
+        if not (self.path / CONFIG).is_file():
+            raise OutputError(f"{self.path}: holds files that are no run; {_TRY}")
+        if (self.path / RESULTS).exists():
+            raise OutputError(f"{self.path}: holds a finished run; {_TRY}")
+        found = read(self.path / CONFIG)
+        if different := _differences(_without_place(found), _without_place(self.config)):
+            reasons = "; ".join(different)
+            raise OutputError(f"{self.path}: holds an unfinished run of another recipe ({reasons}); {_TRY}")
+        return False
+
+    def begin(self, environment: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Start writing; returns the records that an interrupted run left. Call it while the folder is held.
+
+        Raises:
+            OutputError: it was begun on another machine, with other versions, weights or prompts, or is not writable,
+                or another run came first.
+        """
+        with _errors(self.path):
+            if self._fresh():  # again: another run may have come and gone since
                 for name in (RESULTS, REPORT, SAMPLES, ENVIRONMENT, CONFIG):
                     (self.path / name).unlink(missing_ok=True)
                 self._write(ENVIRONMENT, _json(environment))
@@ -74,30 +115,29 @@ class RunFolder:
                     f"{self.path}: holds a run that was begun elsewhere ({'; '.join(different)}); its times and texts "
                     f"do not mix with new ones; {_TRY}"
                 )
-            records = _complete_lines((self.path / SAMPLES).read_text(encoding="utf-8"))
+            records = _complete_lines(self.path / SAMPLES)
             # A line that was cut off must not stick to the next one.
             self._write(SAMPLES, "".join(f"{_line(record)}\n" for record in records))
             return records
-        except OutputError:
-            raise
-        except (OSError, ValueError) as error:
-            raise OutputError(f"{self.path}: cannot be used: {error}; {_TRY}") from error
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add finished requests; they survive whatever happens next."""
-        with (self.path / SAMPLES).open("a", encoding="utf-8") as file:
-            file.write("".join(f"{_line(record)}\n" for record in records))
+        text = "".join(f"{_line(record)}\n" for record in records)
+        with _errors(self.path), (self.path / SAMPLES).open("a", encoding="utf-8", errors=_HALVES) as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self, results: Mapping[str, Any], report: str) -> None:
         """Write what the run found."""
-        self._write(REPORT, report)
-        self._write(RESULTS, _json(results))
+        text = _json(results)
+        with _errors(self.path):
+            self._write(REPORT, report)
+            self._write(RESULTS, text)
 
     def _write(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}.{os.getpid()}"
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors=_HALVES)
         temporary.replace(self.path / name)
 
 
@@ -109,9 +149,29 @@ def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
-def _complete_lines(text: str) -> list[dict[str, Any]]:
-    """Records of the lines that were written to their end. Texts may hold other line separators than a newline."""
-    return [json.loads(line) for line in text.split("\n")[:-1]]
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OutputError:
+        raise
+    except RecipeError as error:
+        raise OutputError(f"{error}; {_TRY}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise OutputError(f"{path}: cannot be used: {error}; {_TRY}") from error
+
+
+def _complete_lines(path: Path) -> list[dict[str, Any]]:
+    """Records of the lines that were written to their end, each once."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    # Texts may hold other line separators than a newline.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1):
+        record = json.loads(line)
+        key = tuple(map(record.get, ("run", "sample", "repeat"))) if isinstance(record, dict) else ()
+        if tuple(map(type, key)) != (str, str, int) or not record.keys() >= _RECORD:
+            raise OutputError(f"{path}:{number}: is not the record of a request; {_TRY}")
+        found.setdefault(key, record)
+    return list(found.values())
 
 
 def _without_place(config: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
@@ -41,7 +42,10 @@ class Jsonl(Task):
             if limit is not None and len(samples) >= limit:
                 break
             where = f"{file}:{number}"
-            sample = self._sample(line, where, number)
+            try:
+                sample = self._sample(line, where, number)
+            except RecursionError as error:
+                raise DataError(f"{where}: nested too deeply; wanted an object of a few levels") from error
             if sample.id in found:
                 raise DataError(f"{where}: id {sample.id!r} is also line {found[sample.id]}'s; wanted one of its own")
             found[sample.id] = number
@@ -58,6 +62,8 @@ class Jsonl(Task):
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{where}:{error.colno}: not JSON: {error.msg}") from error
+        except ValueError as error:  # a number of thousands of digits
+            raise DataError(f"{where}: cannot be read: {error}") from error
         if not isinstance(row, dict):
             raise DataError(f"{where}: got {type(row).__name__}, wanted an object such as {{'prompt': '...'}}")
         names = _PROMPTS if self.prompt_field is None else (self.prompt_field,)
@@ -70,6 +76,17 @@ class Jsonl(Task):
         identity = next((str(row[key]) for key in _IDS if row.get(key) is not None), str(number))
         fields = {key: value for key, value in row.items() if key != name}
         value = row[name]
+        if not identity:
+            raise DataError(
+                f"{where}: the id is an empty text, wanted one of its own; try without, for the line number"
+            )
+        try:
+            json.dumps([identity, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: got {error.object[error.start]!a} in the id or the prompt, which is half a character; "
+                "wanted text that can be written as UTF-8"
+            ) from error
         if isinstance(value, str) and value:
             return Sample(id=identity, text=value, fields=fields)
         if name == "turns" and isinstance(value, list) and value and isinstance(value[0], str) and value[0]:
@@ -87,7 +104,7 @@ def _lines(file: str) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, line
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
 
 

@@ -13,6 +13,9 @@ from click.testing import CliRunner
 
 from specdec import comparison
 from specdec.cli import main
+from specdec.errors import DataError
+from specdec.recipe import DataSection
+from specdec.task import Sample
 
 SMALL = ("--set", "sampling.max_new_tokens=6", "--limit", "2")
 LABELS = [
@@ -55,6 +58,7 @@ def test_a_run_writes_its_folder_and_ends_in_one_json_line():
     assert [row["label"] for row in last["rows"]] == LABELS
     folder = Path(last["output_dir"])
     assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock",
         "config.yaml",
         "environment.json",
         "report.md",
@@ -213,6 +217,112 @@ def test_what_is_no_run_is_left_alone(kind):
     result = specdec("run", "smoke", *SMALL, "--output-dir", "out")
     assert result.exit_code == 8
     assert ("is a file" if kind == "file" else "holds files that are no run") in result.stderr
+
+
+# Catches: a lock that is not taken, is taken after the folder was changed, or outlives the run or the process.
+def test_a_folder_that_is_in_use_is_refused():
+    code = (
+        "import fcntl, time\nfile = open('runs/smoke/.lock')\nfcntl.flock(file, 2)\nprint(flush=True)\ntime.sleep(99)"
+    )
+    run()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        refused = specdec("run", "smoke", *SMALL, "--overwrite")
+        other.kill()
+    assert refused.exit_code == 8
+    assert refused.stderr == "error: runs/smoke: in use by another run; try another --output-dir\n"
+    assert len(records()) == len(LABELS) * 2
+    run("--overwrite")
+
+
+# Catches: a look at the folder that is not repeated under the lock, so that what the other run wrote is lost.
+def test_a_run_that_came_and_went_meanwhile_is_kept(monkeypatch):
+    original = comparison.encode
+
+    def meanwhile(*arguments):
+        monkeypatch.setattr(comparison, "encode", original)
+        run()
+        return original(*arguments)
+
+    monkeypatch.setattr(comparison, "encode", meanwhile)
+    late = specdec("run", "smoke", *SMALL)
+    assert late.exit_code == 8
+    assert "holds a finished run" in late.stderr
+    assert len(records()) == len(LABELS) * 2
+
+
+# Catches: a record that is counted twice, or a damaged folder that ends in a traceback.
+def test_a_damaged_folder_is_told_and_a_double_record_is_dropped():
+    run()
+    Path("runs/smoke/results.json").unlink()
+    samples, config = Path("runs/smoke/samples.jsonl"), Path("runs/smoke/config.yaml")
+    written, settings = samples.read_text(encoding="utf-8"), config.read_bytes()
+    for junk in ("5", "{}", '{"run": [], "sample": "a", "repeat": 0}', "nonsense", "[" * 100_000):
+        samples.write_text(f"{written}{junk}\n", encoding="utf-8")
+        refused = specdec("run", "smoke", *SMALL)
+        assert (refused.exit_code, len(refused.stderr.splitlines())) == (8, 2), junk
+        assert refused.stderr.splitlines()[1].startswith("error: runs/smoke"), junk
+    for broken in (b"a: \xff", b"a: ["):
+        config.write_bytes(broken)
+        refused = specdec("run", "smoke", *SMALL)
+        assert refused.exit_code == 8
+        assert refused.stderr.startswith("error: runs/smoke/config.yaml")
+    config.write_bytes(settings)
+    lines = written.splitlines(keepends=True)
+    changed = json.dumps({**json.loads(lines[0]), "text": "later"})
+    samples.write_text(f"{written}{changed}\n", encoding="utf-8")
+    run()
+    assert [json.dumps(entry) for entry in records()] == [json.dumps(json.loads(line)) for line in lines]
+
+
+# Catches: a full disk behind stdout that ends in a traceback, or in Python's own exit code 120.
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [("ls", "verifiers"), ("--help",)])
+def test_a_stdout_that_is_full_is_one_sentence(arguments, unbuffered):
+    code = "from specdec.cli import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 8
+    assert done.stderr == (
+        "error: stdout: cannot be written: No space left on device; try another place for the output\n"
+    )
+
+
+class Template:
+    """A tokenizer with a template that refuses system turns."""
+
+    chat_template = "some"
+
+    def __call__(self, text, **_):
+        return {"input_ids": [len(text)]}
+
+    def apply_chat_template(self, turns, *, tokenize, add_generation_prompt):
+        if turns[0]["role"] == "system":
+            raise RuntimeError("System role\nnot supported")
+        return turns[0]["content"]
+
+
+# Catches: what a template raises shown as a traceback, a sample that is not named, a message of several lines.
+@pytest.mark.parametrize(
+    ("role", "options", "why"),
+    [
+        ("system", {}, "RuntimeError: System role not supported"),
+        ("user", {"tokenize": True}, "TypeError: .*multiple values for keyword argument 'tokenize'"),
+    ],
+)
+def test_a_template_that_refuses_a_sample_is_a_data_error(role, options, why):
+    samples = [Sample(id="good", text="a"), Sample(id="bad", messages=({"role": role, "content": "b"},))]
+    name = "bad" if role == "system" else "good"
+    with pytest.raises(DataError, match=rf"^sample '{name}': cannot become tokens: {why}; try other data\.chat"):
+        comparison.encode(samples, Template(), DataSection(chat_template_kwargs=options))
 
 
 # Catches: tracebacks, wrong exit codes, errors on stdout, problems told one at a time.

@@ -61,6 +61,12 @@ def test_prompt_field_wins(tmp_path):
         ([{"turns": []}], r"a\.jsonl:1: field 'turns' is \[\], wanted a list that begins with a text"),
         ([{"messages": [{"role": "user"}]}], r"a\.jsonl:1: field 'messages'"),
         ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], r"a\.jsonl:2: id '1' is also line 1's"),
+        ([{"prompt": "a", "id": ""}], r"a\.jsonl:1: the id is an empty text"),
+        ([{"prompt": "a", "id": "\ud800"}], r"a\.jsonl:1: got '\\ud800' in the id or the prompt"),
+        ([{"prompt": "a"}, {"prompt": "b\ud800"}], r"a\.jsonl:2: got '\\ud800' in the id or the prompt"),
+        ([{"messages": [{"role": "user", "content": "\udfff"}]}], r"a\.jsonl:1: got '\\udfff'"),
+        (['{"prompt": "a", "n": ' + "9" * 5000 + "}"], r"a\.jsonl:1: cannot be read: Exceeds the limit"),
+        (['{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}"], r"a\.jsonl:1: nested too deeply"),
         ([], r"a\.jsonl: empty"),
     ],
 )
@@ -68,6 +74,17 @@ def test_a_malformed_row_is_named_with_its_line(tmp_path, rows, message):
     file = write(tmp_path / "a.jsonl", *rows)
     with pytest.raises(DataError, match=message):
         Jsonl().samples(file, None)
+
+
+# Catches: what gzip and zlib raise for a damaged file: OSError, EOFError, zlib.error.
+@pytest.mark.parametrize(
+    "damage", [lambda good: b"no gz", lambda good: good[:-9], lambda good: good[:12] + b"\xff" * 9]
+)
+def test_a_damaged_gz_file_is_a_data_error(tmp_path, damage):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(b'{"prompt": "a"}\n')))
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: cannot be read"):
+        Jsonl().samples(str(path), None)
 
 
 # Catches: a FileNotFoundError with a traceback.

@@ -77,12 +77,24 @@ def test_the_minimal_recipe_is_valid(read):
         ),
         ("verifiers=[{use: standard}, {use: standard}]", "verifiers[1]: is called 'standard' as verifiers[0] is"),
         ("kv.rows=0", "kv.rows: got 0, wanted >= 1"),
+        # What takes the machine's memory, or overflows, before it is judged.
+        ("kv.rows=1000000000000", "kv.rows: got 1000000000000, wanted <= 65536"),
+        (f"kv.rows={10**22}", f"kv.rows: got {10**22}, wanted <= 65536"),
+        (f"kv.tokens={10**12}", f"kv.tokens: got {10**12}, wanted <= 2147483647"),
+        (f"sampling.temperature={10**400}", "sampling.temperature: a number is too large (int too large to convert"),
+        # What has no JSON.
+        ("sampling.temperature=.inf", "sampling.temperature: got inf, wanted finite numbers"),
+        ("sampling.top_p=.nan", "sampling.top_p: got nan, wanted finite numbers"),
+        ("verifiers=[{use: nucleus, theta: .nan}]", "verifiers[0].theta: got nan, wanted finite numbers"),
+        ("data.chat_template_kwargs={a: [.nan]}", "data.chat_template_kwargs: got {'a': [nan]}, wanted finite numbers"),
         ("sampling.temperature=-1", "sampling.temperature: must be 0 (greedy)"),
         ("sampling.seed=1", "sampling.seed: unknown option; the recipe's own `seed`"),
         ("sampling.stop_ids=[a]", "sampling.stop_ids: got 'a', wanted a whole number"),
         ("seed=-1", "seed: got -1, wanted a whole number from 0"),
         ("data.limit=0", "data.limit: got 0, wanted >= 1"),
         ("data.file=absent.jsonl", "data.file: no file 'absent.jsonl'; looked in "),
+        ('data.file="a\\0b"', r"data.file: no file 'a\x00b'; looked in "),
+        (f"data.file={'x' * 300}", "data.file: no file 'xxx"),
         ("data.task=jsonk", "data.task: tasks/jsonk: unknown; did you mean 'jsonl'?"),
         ("data.chat_template=maybe", "data.chat_template: got 'maybe', wanted one of auto, True, False"),
         ("report.repeats=0", "report.repeats: got 0, wanted >= 1"),
@@ -93,6 +105,53 @@ def test_a_wrong_recipe_is_told_where_what_and_what_to_try(read, override, probl
     found = problems(read, None, override)
     assert len(found) == 1
     assert problem in found[0]
+
+
+# Catches: a check of either list alone; the records of both pairs would be pooled under "x + y + z".
+def test_labels_of_combinations_are_unique(read):
+    def change(content):
+        content["drafters"] = [{"use": "prompt_lookup", "name": "x + y"}, {"use": "none", "name": "x"}]
+        content["verifiers"] = [{"use": "standard", "name": "z"}, {"use": "greedy", "name": "y + z"}]
+
+    assert problems(read, change) == [
+        "drafters: 'x' with the verifier 'y + z' is called 'x + y + z', as 'x + y' with 'z' is, wanted a name for each"
+        "; give one of them another `name`"
+    ]
+
+
+# Catches: a task that is trusted; two samples of one id would share one record.
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return []", r"gave none, wanted at least one"),
+        ("return [Sample(id='a', text='x'), Sample(id='a', text='y')]", r"two samples have the id 'a'"),
+        ("return ['text']", r"gave 'text', wanted a Sample"),
+        ("return [Sample(id=1, text='x')]", r"gave Sample\(id=1.*a text as its id"),
+        ("return 1 / 0", r"failed: ZeroDivisionError: division by zero; wanted a DataError"),
+        ("return None", r"failed: TypeError"),
+    ],
+)
+def test_a_task_that_misbehaves_is_named(read, tmp_path, body, message, request):
+    module = f"task_{request.node.callspec.indices['body']}"
+    (tmp_path / f"{module}.py").write_text(
+        "from specdec.task import Sample, Task\nclass Mine(Task):\n"
+        f"    def samples(self, file, limit):\n        {body}\n"
+        "    def score(self, sample, completion):\n        return None\n"
+    )
+    with pytest.raises(DataError, match=message) as caught:
+        read(None, f"data.task={module}:Mine")
+    assert str(caught.value).startswith(f"task {module}:Mine: ")
+
+
+# Catches: whatever a third-party class raises while it is made, shown by the error's name alone.
+def test_a_class_that_asks_for_too_much_memory_is_a_problem_with_a_sentence(read, tmp_path):
+    (tmp_path / "huge.py").write_text(
+        "from specdec_plugins.schedulers.static import Scheduler\nclass Huge(Scheduler):\n"
+        "    def __init__(self):\n        raise MemoryError\n"
+        "    def admit(self, *_):\n        pass\n    __abstractmethods__ = frozenset()\n"
+    )
+    found = problems(read, None, "scheduler.use=huge:Huge")
+    assert found == ["scheduler: a number is too large (out of memory); try a smaller one"]
 
 
 # Catches: everything that returns early.
@@ -146,6 +205,8 @@ def test_overrides_are_yaml_and_may_make_what_is_missing(read):
         ("drafters.3.x=1", "drafters has entries 0 to 0, got '3'"),
         ("target.model.x=1", "target.model is 'random:llama' and has no 'x'"),
         ("seed=[1", "--set seed:1:3: not YAML"),
+        ("drafters.²=1", "drafters has entries 0 to 0, got '²'"),
+        ("target.device_map=&x [*x]", "--set target.device_map:1:1: not YAML: found unconstructable recursive node"),
     ],
 )
 def test_an_override_that_leads_nowhere_is_an_error(read, override, message):
@@ -159,6 +220,59 @@ def test_yaml_is_read_without_its_pitfalls():
         parse("a: 1\na: 2", "x")
     with pytest.raises(RecipeError, match="x:2:"):
         parse("a: 1\n b: [", "x")
+
+
+# Catches: what PyYAML lets through as ValueError, KeyError, IndexError, TypeError or RecursionError, without its line.
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\n? [b]\n: 2", "x:2:3: not YAML: got a sequence as a key, wanted text"),
+        ("a:\n  {{b: 1}: 2}", "x:2:4: not YAML: got a mapping as a key, wanted text"),
+        (f"a:\n  {'9' * 5000}", "x:2:3: not YAML: cannot read a value: ValueError: Exceeds the limit"),
+        (f"a: 0x{'f' * 5000}", "x:1:4: not YAML: cannot read a value: ValueError: Exceeds the limit"),
+        ("a: 2024-13-45", "x:1:4: not YAML: cannot read a value: ValueError: month must be in 1..12"),
+        ("a: !!bool maybe", "x:1:4: not YAML: cannot read a value: KeyError: 'maybe'"),
+        ("a: !!int ''", "x:1:4: not YAML: cannot read a value: IndexError"),
+        ('a: "\\ud800"', "x:1:4: not YAML: cannot read a value: UnicodeEncodeError"),
+        (f"a: {'[' * 3000}{']' * 3000}", "x: nested too deeply"),
+        ("a: {<<: 5}", "x:1:9: not YAML: expected a mapping or list of mappings for merging"),
+    ],
+)
+def test_what_yaml_cannot_give_is_told_with_its_line(text, message):
+    with pytest.raises(RecipeError) as caught:
+        parse(text, "x")
+    assert str(caught.value).startswith(message)
+
+
+# Catches: a merged key that is taken for one given twice, or that wins over the mapping's own.
+def test_merge_keys_work():
+    text = "a: &a {use: nucleus, theta: 0.9}\nb: {<<: *a, theta: 0.5}\nc: {<<: [*a, {k: 1}]}"
+    assert parse(text, "x") == {
+        "a": {"use": "nucleus", "theta": 0.9},
+        "b": {"use": "nucleus", "theta": 0.5},
+        "c": {"use": "nucleus", "theta": 0.9, "k": 1},
+    }
+
+
+# Catches: an override of one entry that changes the other, which YAML's alias made the same object.
+def test_an_override_changes_one_place_only(read):
+    def change(content):
+        entry = {"use": "nucleus", "theta": 0.9}
+        content["verifiers"] = [entry, entry]
+
+    recipe = read(change, "verifiers.1.theta=0.5")
+    assert [entry.values["theta"] for entry in recipe.verifiers] == [0.9, 0.5]
+
+
+# Catches: a UnicodeDecodeError or an OSError with a traceback.
+def test_a_recipe_that_cannot_be_read_is_an_error_of_the_recipe(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"a: \xff")
+    with pytest.raises(RecipeError, match=r"latin\.yaml: cannot be read: .*wanted a YAML file in UTF-8"):
+        read_recipe(str(path))
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(RecipeError, match="no such file"):
+            read_recipe(name)
 
 
 # Catches: looking in the current folder first.

@@ -85,6 +85,7 @@ def test_a_plugin_that_cannot_be_imported_is_named_and_breaks_nothing_else(extra
         ),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("", "cannot be imported: AttributeError"),
+        ("import sys\nsys.exit(3)", r"cannot be imported: the module exits when imported \(sys.exit\(3\)\)"),
     ],
 )
 def test_what_is_no_plugin_of_the_kind_is_refused(tmp_path, text, message, request):
