@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec.drafter import Drafter
     from specdec.engine import Engine
+    from specdec.generation import generate
     from specdec.kv import KVCacheManager
     from specdec.progress import Completion, Event
     from specdec.scheduler import Scheduler
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "drafter": ("Drafter",),
     "engine": ("Engine",),
+    "generation": ("generate",),
     "kv": ("KVCacheManager",),
     "progress": ("Completion", "Event"),
     "scheduler": ("Scheduler",),
@@ -52,6 +54,7 @@ __all__ = [
     "Task",
     "Verdict",
     "Verifier",
+    "generate",
 ]
 
 

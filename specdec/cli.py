@@ -15,6 +15,7 @@ import attrs
 import click
 
 from specdec import __version__
+from specdec.cli_generate import generate
 from specdec.errors import OutputError, PluginError, SpecdecError
 from specdec.registry import KINDS, Plugin, load, names, plugins, problem, suggestion, summary
 
@@ -85,6 +86,9 @@ def _broken(name: str, why: str) -> click.Command:
 @click.version_option(__version__, prog_name="specdec")
 def main() -> None:
     """Compare verification rules of speculative decoding on equal footing."""
+
+
+main.add_command(generate)
 
 
 _SET = click.option(

@@ -15,9 +15,11 @@ from typing import Any, final
 from attrs import evolve, frozen
 
 from specdec.drafter import Drafter
+from specdec.encoding import has_template, prompt_ids
 from specdec.engine import Engine
 from specdec.environment import environment
-from specdec.errors import CompatibilityError, DataError, RequestError
+from specdec.errors import CompatibilityError, DataError
+from specdec.generation import refuse
 from specdec.noise import request_seed
 from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
@@ -114,30 +116,23 @@ def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict
     """
     if tokenizer is None:
         raise DataError("target.model: has no tokenizer, so prompts cannot become tokens; try another folder or hub id")
-    template = bool(getattr(tokenizer, "chat_template", None))
+    template = has_template(tokenizer)
     if data.chat_template is True and not template:
         raise DataError("data.chat_template: true, but the target's tokenizer has no template; try auto")
     use = template if data.chat_template == "auto" else data.chat_template
+    hint = "other data.chat_template_kwargs, or data.chat_template: false" if use else "another prompt"
     prompts = {}
     for sample in samples:
         if sample.messages and not use:
             raise DataError(f"sample {sample.id!r}: chat messages need a chat template, and none is used here")
-        try:
-            prompts[sample.id] = _tokens(sample, tokenizer, data.chat_template_kwargs if use else None)
-        except Exception as error:  # a template is a program, and tokenizers raise what they like
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            hint = "other data.chat_template_kwargs, or data.chat_template: false" if use else "another prompt"
-            raise DataError(f"sample {sample.id!r}: cannot become tokens: {why}; try {hint}") from error
+        prompts[sample.id] = prompt_ids(
+            sample.messages or sample.text or "",
+            tokenizer,
+            data.chat_template_kwargs if use else None,
+            f"sample {sample.id!r}",
+            hint,
+        )
     return prompts
-
-
-def _tokens(sample: Sample, tokenizer: Any, template: Mapping[str, Any] | None) -> tuple[int, ...]:
-    """Prompt ids; `template` holds what the chat template is given, None is for no template."""
-    if template is None:
-        return tuple(tokenizer(sample.text or "")["input_ids"])
-    turns = list(sample.messages) or [{"role": "user", "content": sample.text or ""}]
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **template)
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def combine(recipe: Recipe, target: Target) -> list[Combination]:
@@ -272,14 +267,7 @@ class _Run:
 
 def _refuse(recipe: Recipe, prompts: Mapping[str, tuple[int, ...]], engine: Engine) -> None:
     """Every prompt that cannot be served, at once."""
-    problems = []
-    for name, prompt in prompts.items():
-        try:
-            engine.refuse(Request(prompt=prompt, sampling=recipe.sampling, id=name))
-        except RequestError as error:
-            problems.append(str(error))
-    if problems:
-        raise RequestError("\n".join(problems))
+    refuse(engine, [Request(prompt=prompt, sampling=recipe.sampling, id=name) for name, prompt in prompts.items()])
 
 
 def _say_notes(target: Target, drafters: Sequence[Drafter]) -> None:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
+from specdec.law import Dense
+from specdec.probability import sample
+from specdec.processing import laws
 from specdec.sequence import Batch
 from specdec.target import Target
 from specdec.types import Draft, Kept
@@ -60,3 +67,37 @@ class Drafter(ABC):
     @abstractmethod
     def release(self, slots: tuple[int, ...]) -> None:
         """Forget rows that ended."""
+
+
+def draw_chain(batch: Batch, budget: Sequence[int], follow: Callable[[int, list[int], Tensor], Tensor]) -> Draft:
+    """Draw a chain token by token, with each request's own temperature, filters and processors.
+
+    A point mass where all rows are greedy; otherwise the law handed over is the very tensor each token was drawn from.
+    From the first logits of a row that are not finite on, there is no draft.
+
+    Args:
+        batch: the rows.
+        budget: nodes wanted for each row, at most `batch.budget`.
+        follow: given how many nodes there are (`depth`), the indices of the `b` rows that want one more, and their last
+            tokens int64 [b, 1] (the pending ones at depth 0), returns the raw logits [b, V] of what comes next.
+    """
+    rows, width, device = len(batch.rows), max(budget), batch.pending.device
+    tokens = torch.zeros((rows, width), dtype=torch.int64, device=device)
+    finite = torch.ones((rows, width), dtype=torch.bool, device=device)
+    uniform = batch.noise.uniform("draft", width)
+    drawn_from = []
+    for depth in range(width):
+        active = [index for index in range(rows) if budget[index] > depth]
+        chosen = torch.tensor(active, device=device)
+        last = tokens[:, depth - 1] if depth else batch.pending
+        logits = follow(depth, active, last[chosen].unsqueeze(1)).to(device)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        sequences = tuple(batch.rows[index] for index in active)
+        probs = laws(logits.unsqueeze(1), sequences, tokens[chosen, :depth], first=depth).squeeze(1)
+        good = torch.isfinite(probs.amax(-1))
+        tokens[chosen, depth] = torch.where(good, sample(probs, uniform[chosen, depth]), 0)
+        finite[chosen, depth] = good
+        if not batch.greedy:
+            drawn_from.append(probs.new_zeros((rows, probs.shape[-1])).index_copy(0, chosen, probs))
+    sizes = torch.minimum(torch.tensor(budget, device=device), finite.long().cumprod(1).sum(1))
+    return Draft(tokens, sizes, law=Dense(torch.stack(drawn_from, 1)) if drawn_from else None)

@@ -1,11 +1,12 @@
 """A transformers decoder-only model behind one staged forward. Everything that versions of transformers differ in, and
-everything a model must be told about caches, positions and masks, is in this file. The model itself is never changed.
+everything a model must be told about caches, positions and masks, is in this file and in `specdec.subset`. The model
+itself is never changed.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, final
 
@@ -19,11 +20,11 @@ from specdec.kv import KVCacheManager
 from specdec.loading import load
 from specdec.processing import laws
 from specdec.sequence import Batch
+from specdec.subset import LAYER_LISTS, shell
 from specdec.types import Draft, Scores, Span
 
 _ATTENTION = ("sdpa", "eager")
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_LAYER_LISTS = ("layers", "h", "blocks")
 _FINAL_NORMS = ("norm", "ln_f", "final_layernorm", "final_layer_norm")
 FINAL = -1  # the tap after the final norm
 
@@ -162,6 +163,18 @@ class Target:
             finite = (torch.isfinite(probs.amax(-1)) | padding).all(-1)
         return Scores(tokens, logits, probs, out.hidden, finite)
 
+    def subset(self, layers: Iterable[int]) -> Target:
+        """The target with only these decoder layers, ascending: same weights, same cache rows, to draft with.
+
+        A kept layer reads and writes its own place in the cache, so it finds what the target has committed. What the
+        subset stages is never to be committed: the target's own forward at offset 0 writes over it. Taps of a subset
+        count its own layers.
+
+        Raises:
+            ModelError: the layers cannot be had; names every reason.
+        """
+        return Target(shell(self.model, tuple(layers)), self.tokenizer, kv=self.kv)
+
     def _mask(self, starts: Tensor, width: int, end: int, seen: Tensor | None) -> Any:
         def one(window: int | None) -> Tensor:
             mask = tree.visible(starts, width, end, seen, window)
@@ -195,7 +208,7 @@ class Target:
 
     def _module(self, tap: int) -> nn.Module:
         decoder = self.model.base_model
-        names = _FINAL_NORMS if tap == FINAL else _LAYER_LISTS
+        names = _FINAL_NORMS if tap == FINAL else LAYER_LISTS
         for name in names:
             if (module := getattr(decoder, name, None)) is not None:
                 if tap == FINAL:

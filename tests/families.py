@@ -42,10 +42,18 @@ _CONFIGS = {
 
 
 @functools.cache
-def tiny(family, seed=0, dtype=torch.float32, attention="sdpa", positions=96):
-    """A model in evaluation mode whose argmax margins are wide. Tests must not change it."""
+def tiny(family, seed=0, dtype=torch.float32, attention="sdpa", positions=96, layers=None):
+    """A model in evaluation mode whose argmax margins are wide. Tests must not change it.
+
+    With `layers`, that many; where a family has several kinds of layers, they go on in turn.
+    """
     kind, options = _CONFIGS[family]
     common = {**_COMMON, "max_position_embeddings": positions}
+    if layers is not None:
+        common["num_hidden_layers"] = layers
+        options = {key: value for key, value in options.items() if key != "num_hidden_layers"}
+        if kinds := options.get("layer_types"):
+            options["layer_types"] = [kinds[layer % len(kinds)] for layer in range(layers)]
     if kind == "gpt2":
         names = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
         common = {names.get(key, key): value for key, value in common.items()}
@@ -74,9 +82,9 @@ def prompts(seed=0, lengths=(1, 20, 7, 13)):
 
 
 @functools.cache
-def greedy(family, new_tokens=24, seed=0, dtype=torch.float32, attention="sdpa"):
+def greedy(family, new_tokens=24, seed=0, dtype=torch.float32, attention="sdpa", layers=None):
     """What transformers' own generate gives for each prompt, alone."""
-    model = tiny(family, seed, dtype, attention)
+    model = tiny(family, seed, dtype, attention, layers=layers)
     outputs = []
     for prompt in prompts():
         ids = torch.tensor([prompt])

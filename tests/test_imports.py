@@ -10,16 +10,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "law"),
-    ("types", "noise", "probability", "theory", "tree", "text"),
+    ("types", "noise", "probability", "theory", "tree", "text", "encoding"),
     ("sequence", "task"),
-    ("kv", "loading", "processing"),
+    ("kv", "loading", "processing", "subset"),
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight"),
     ("compat", "metrics", "trace", "settle", "progress"),
     ("engine", "replay", "results", "environment"),
     ("registry", "options", "yamlfile"),
-    ("recipe", "report", "testing", "rundir"),
+    ("recipe", "report", "testing", "rundir", "generation"),
     ("comparison",),
+    ("cli_answers",),
+    ("cli_generate",),
     ("cli",),
 )
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -35,7 +37,7 @@ FOREIGN = {
     "tokenizers": {"loading"},
     "yaml": {"yamlfile"},
     "cattrs": {"options"},
-    "click": {"cli"},
+    "click": {"cli", "cli_answers", "cli_generate"},
     "rich": {"cli"},
     "matplotlib": {"report"},
 }

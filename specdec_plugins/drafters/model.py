@@ -9,13 +9,10 @@ from attrs import define, field
 from attrs.validators import ge
 from torch import Tensor
 
-from specdec.drafter import Drafter
+from specdec.drafter import Drafter, draw_chain
 from specdec.errors import CompatibilityError
-from specdec.law import Dense
 from specdec.loading import load, tokenizer_problems
 from specdec.preflight import preflight
-from specdec.probability import sample
-from specdec.processing import laws
 from specdec.sequence import Batch
 from specdec.target import Target
 from specdec.types import Draft, Kept, Span
@@ -96,31 +93,18 @@ class DraftModel(Drafter):
             draft.kv.occupy(slot)
             if len(row.tokens) + budget[index] > draft.limit or not self._reads(row.tokens, slot):
                 budget[index] = 0
-        rows, width = len(batch.rows), max(budget)
-        tokens = torch.zeros((rows, width), dtype=torch.int64, device=target.device)
-        finite = torch.ones((rows, width), dtype=torch.bool, device=target.device)
-        uniform = batch.noise.uniform("draft", width)
-        drawn_from = []
-        for depth in range(width):
-            active = [index for index in range(rows) if budget[index] > depth]
-            chosen = torch.tensor(active, device=target.device)
+
+        def follow(depth: int, active: list[int], last: Tensor) -> Tensor:
             slots = tuple(batch.slots[index] for index in active)
-            sequences = tuple(batch.rows[index] for index in active)
             if depth == 0:
-                logits = self._catch_up(slots, [row.tokens for row in sequences])
+                logits = self._catch_up(slots, [batch.rows[index].tokens for index in active])
             else:
-                span = Span(tokens[chosen, depth - 1 : depth].to(draft.device), (1,) * len(slots))
+                span = Span(last.to(draft.device), (1,) * len(slots))
                 logits = draft.forward(slots, span, offset=depth - 1).logits[:, -1]  # type: ignore[index]  # asked for
                 self._staged.update(dict.fromkeys(slots, depth))
-            logits = self._fit(logits.to(target.device), target.vocabulary)
-            probs = laws(logits.unsqueeze(1), sequences, tokens[chosen, :depth], first=depth).squeeze(1)
-            good = torch.isfinite(probs.amax(-1))
-            tokens[chosen, depth] = torch.where(good, sample(probs, uniform[chosen, depth]), 0)
-            finite[chosen, depth] = good
-            if not batch.greedy:
-                drawn_from.append(probs.new_zeros((rows, probs.shape[-1])).index_copy(0, chosen, probs))
-        sizes = torch.minimum(torch.tensor(budget, device=target.device), finite.long().cumprod(1).sum(1))
-        return Draft(tokens, sizes, law=Dense(torch.stack(drawn_from, 1)) if drawn_from else None)
+            return self._fit(logits, target.vocabulary)
+
+        return draw_chain(batch, budget, follow)
 
     def observe(self, batch: Batch, kept: Kept) -> None:
         _, draft = self._bound()
@@ -169,8 +153,8 @@ class DraftModel(Drafter):
 
     @staticmethod
     def _fit(logits: Tensor, vocabulary: int) -> Tensor:
-        """Cut or pad [b, V] to the target's width, in at least float32: ids the draft lacks get no mass."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))[..., :vocabulary]
+        """Cut or pad [b, V] to the target's width: ids the draft lacks get no mass."""
+        logits = logits[..., :vocabulary]
         missing = vocabulary - logits.shape[-1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from specdec import Engine, Request, Sampling, Target
+from specdec_plugins.drafters.layer_skip import LayerSkip
 from specdec_plugins.drafters.model import DraftModel
 from specdec_plugins.drafters.none import NoDraft
 from specdec_plugins.drafters.prompt_lookup import PromptLookup
@@ -22,6 +23,7 @@ DRAFTERS = {
     "none": lambda family, k: NoDraft(),
     "model": lambda family, k: DraftModel(model=tiny(family, seed=1), num_speculative_tokens=k),
     "self": lambda family, k: DraftModel(model=tiny(family), num_speculative_tokens=k),
+    "layer_skip": lambda family, k: LayerSkip(num_speculative_tokens=k),
     "prompt_lookup": lambda family, k: PromptLookup(num_speculative_tokens=k),
     "wrong_first": lambda family, k: _oracle(family, k, 0),
     "wrong_later": lambda family, k: _oracle(family, k, k - 1),

@@ -1,0 +1,11 @@
+"""Settings of the whole suite."""
+
+import os
+
+import torch
+
+# Tiny tensors gain nothing from threads and lose much when cores are shared; subprocesses of tests inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
+# No test asks a model hub for anything.
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch.set_num_threads(1)
