@@ -234,7 +234,7 @@ def test_a_model_whose_own_mask_assumes_level_rows_is_refused():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8.0)
-    with pytest.raises(ModelError, match=r"gpt_neo: .* differ from the model's own forward"):
+    with pytest.raises(ModelError, match=r"gpt_neo: (staged forwards .* differ|cannot be decoded)"):
         preflight(Target(model, kv=Slab(rows=4, tokens=64)))
 
 
