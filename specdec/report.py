@@ -9,6 +9,8 @@ NOT_MEASURED = "not measured"
 NONE = "-"
 SPEED = ("acceptance length", "gain", "accepted", "tokens/s", "speedup")
 FIDELITY = ("R", "E", "deviation", "rejected, in nucleus", "rejected, in top 10", "same ids as standard")
+# What a speed-up is called, from the least that deserves the name.
+_PACES = (("faster than", 1.05), ("about as fast as", 0.95), ("slower than", 0.0))
 _MEANINGS = (
     ("acceptance length", "acceptance_length"),
     ("gain", "acceptance_length_gain"),
@@ -53,7 +55,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         _table(columns, rows),
         "",
-        *_notes(results),
+        *(line for text in (*in_words(results), *_notes(results)) for line in (text, "")),
         "## How to read it",
         "",
         *[f"- **{column}**: {results['formulas'][name]}." for column, name in _MEANINGS],
@@ -72,6 +74,21 @@ def markdown(results: Mapping[str, Any]) -> str:
         *_environment(results["environment"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def in_words(results: Mapping[str, Any]) -> list[str]:
+    """What the speed-ups say, one sentence each; nothing where there is no baseline."""
+    kinds: dict[str, list[str]] = {name: [] for name, _ in _PACES}
+    for row in sorted(results["rows"], key=lambda row: -(row["speedup"] or 0.0)):
+        if row["speedup"] is not None and not row["baseline"]:
+            kind = next(name for name, least in _PACES if row["speedup"] >= least)
+            kinds[kind].append(f"{row['label']} ({_times(row['speedup'])})")
+    at_once = f"at {results['rows_at_once']} prompts at once, on this machine"
+    return [
+        f"{name[0].upper()}{name[1:]} autoregressive decoding, {at_once}: {', '.join(found)}."
+        for name, found in kinds.items()
+        if found
+    ]
 
 
 def last_line(results: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
@@ -165,7 +182,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     if any(row["point_mass"] for row in rows):
         notes.append(
             "\\* Drafts are point masses (q = 1 on the draft token): the drafter does not sample, or decoding is "
-            "greedy. R is then 1 - p(draft token)."
+            "greedy. R is then 1 - p(draft token), and NSD keeps every drafted token that lies in the nucleus."
         )
     if not any(row["baseline"] for row in rows):
         notes.append("There is no autoregressive row (report.baseline is false), so no speedup.")
@@ -173,7 +190,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"Requests that ended on scores that were not finite: {', '.join(failed)}. They are in all counts."
         )
-    return [line for note in notes for line in (note, "")]
+    return notes
 
 
 def _details(results: Mapping[str, Any]) -> list[str]:

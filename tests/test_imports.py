@@ -9,19 +9,21 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    ("errors", "law"),
+    ("errors", "law", "hub"),
     ("types", "noise", "probability", "theory", "tree", "text", "encoding"),
-    ("sequence", "task"),
+    ("sequence", "task", "gguf_file", "checkpoint"),
+    ("wheel_model",),
     ("kv", "loading", "processing", "subset"),
     ("target",),
-    ("drafter", "verifier", "scheduler", "preflight"),
-    ("compat", "metrics", "trace", "settle", "progress"),
+    ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
+    ("compat", "metrics", "trace", "settle", "progress", "costs"),
     ("engine", "replay", "results", "environment"),
     ("registry", "options", "yamlfile"),
     ("recipe", "report", "testing", "rundir", "generation"),
     ("comparison",),
     ("cli_answers",),
     ("cli_generate",),
+    ("cli_doctor",),
     ("cli",),
 )
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -33,8 +35,8 @@ SAME_LAYER = {
     "progress": {"metrics"},
 }
 FOREIGN = {
-    "transformers": {"target", "loading", "processing", "text"},
-    "tokenizers": {"loading"},
+    "transformers": {"target", "loading", "checkpoint", "gguf_file", "processing", "text"},
+    "tokenizers": {"loading", "gguf_file"},
     "yaml": {"yamlfile"},
     "cattrs": {"options"},
     "click": {"cli", "cli_answers", "cli_generate"},

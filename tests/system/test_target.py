@@ -55,7 +55,8 @@ def test_a_folder_decodes_like_the_model_it_was_saved_from(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("no/such/folder/here", {}, "cannot be loaded"),
+        ("no/such/folder/here", {}, "no such folder"),
+        ("owner/no-such-model", {}, "the hub did not answer"),
         ("random:llama", {"dtype": "float31"}, "unknown dtype 'float31'"),
         ("random:llama:x", {}, "must be a whole number"),
         ("random:nonsense", {}, "try random:llama"),

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from specdec.metrics import Counters
-from specdec.report import FIDELITY, cells, last_line, markdown
+from specdec.report import FIDELITY, cells, in_words, last_line, markdown
 from specdec.results import Row, fidelity, summarise
 
 NAN = float("nan")
@@ -192,6 +192,18 @@ def test_the_report_has_one_table_and_every_formula():
     assert len({line.count(" | ") for line in table[:1] + table[2:]}) == 1
     for name in ("acceptance_length", "acceptance_rate", "speedup", "rejection", "nucleus_excess", "agreement"):
         assert found["formulas"][name] in text
+
+
+# Catches: a speed-up below 1 that is called faster, the baseline compared with itself, words without a baseline.
+def test_the_report_says_in_words_what_is_faster_and_what_is_slower():
+    slow = [{**entry, "seconds": {"draft": 0.0, "verify": 5.0, "rest": 0.0}} for entry in RECORDS[4:]]
+    assert in_words(results()) == [
+        "Faster than autoregressive decoding, at 2 prompts at once, on this machine: rule (6.00x), standard (3.00x)."
+    ]
+    found = in_words(results(records=[*RECORDS[:4], *slow]))
+    assert found[1] == "Slower than autoregressive decoding, at 2 prompts at once, on this machine: rule (0.60x)."
+    assert in_words(results(rows=ROWS[1:])) == []
+    assert all(sentence in markdown(results()) for sentence in in_words(results()))
 
 
 # Catches: a mark that is missing, a mark without its explanation, a failure that nobody sees.
