@@ -10,7 +10,7 @@ NONE = "-"
 SPEED = ("acceptance length", "gain", "accepted", "tokens/s", "speedup")
 FIDELITY = ("R", "E", "deviation", "rejected, in nucleus", "rejected, in top 10", "same ids as standard")
 # What a speed-up is called, from the least that deserves the name.
-_PACES = (("faster than", 1.05), ("about as fast as", 0.95), ("slower than", 0.0))
+_PACES = (("faster", 1.05), ("about as fast", 0.95), ("slower", 0.0))
 _MEANINGS = (
     ("acceptance length", "acceptance_length"),
     ("gain", "acceptance_length_gain"),
@@ -55,7 +55,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         _table(columns, rows),
         "",
-        *(line for text in (*in_words(results), *_notes(results)) for line in (text, "")),
+        *in_words(results),
+        *(line for text in _notes(results) for line in (text, "")),
         "## How to read it",
         "",
         *[f"- **{column}**: {results['formulas'][name]}." for column, name in _MEANINGS],
@@ -77,18 +78,15 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def in_words(results: Mapping[str, Any]) -> list[str]:
-    """What the speed-ups say, one sentence each; nothing where there is no baseline."""
+    """What the speed-ups say, as lines of a list; nothing where there is no baseline."""
     kinds: dict[str, list[str]] = {name: [] for name, _ in _PACES}
     for row in sorted(results["rows"], key=lambda row: -(row["speedup"] or 0.0)):
         if row["speedup"] is not None and not row["baseline"]:
             kind = next(name for name, least in _PACES if row["speedup"] >= least)
             kinds[kind].append(f"{row['label']} ({_times(row['speedup'])})")
-    at_once = f"at {results['rows_at_once']} prompts at once, on this machine"
-    return [
-        f"{name[0].upper()}{name[1:]} autoregressive decoding, {at_once}: {', '.join(found)}."
-        for name, found in kinds.items()
-        if found
-    ]
+    found = [f"- **{name}**: {', '.join(labels)}" for name, labels in kinds.items() if labels]
+    heading = f"Against autoregressive decoding, with {results['rows_at_once']} prompts at once on this machine:"
+    return [heading, "", *found, ""] if found else []
 
 
 def last_line(results: Mapping[str, Any], output_dir: str) -> dict[str, Any]:

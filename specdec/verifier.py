@@ -136,9 +136,18 @@ class PointwiseVerifier(Verifier):
         """
         return (at.p - at.q.dense()).clamp(min=0)
 
+    @property
+    def relaxes_siblings(self) -> bool:
+        """Whether further children of a node are tried by the rule, too, against what is left of p there."""
+        return False
+
     def advance(self, at: Place) -> Tensor | None:
-        """Memory after this place was examined."""
+        """Memory after this place was examined, whatever became of its token. Siblings share a place."""
         return at.memory
+
+    def follow(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        """Memory once these tokens, int64 [B], are known: the pending ones first, then each that is kept."""
+        return memory
 
     @final
     def verify(self, draft: Draft, scores: Scores, noise: Noise, memory: Tensor | None) -> Verdict:
@@ -184,7 +193,8 @@ class PointwiseVerifier(Verifier):
 
     def _walk(self, draft: Draft, law: Law, scores: Scores, uniform: Tensor, memory: Tensor | None) -> Verdict:
         """Node by node, for trees and for rules that remember. The first child of a node is tried by the rule, further
-        siblings by recursive rejection (SpecInfer, arXiv:2305.09781): the standard rule against what is left of p.
+        siblings by recursive rejection (SpecInfer, arXiv:2305.09781): the standard rule, or the rule itself where it
+        says so, against what is left of p.
         """
         rows, nodes = draft.tokens.shape
         row = torch.arange(rows, device=draft.tokens.device)
@@ -194,6 +204,8 @@ class PointwiseVerifier(Verifier):
         lost = torch.zeros_like(tried)
         path = torch.zeros((rows, nodes), dtype=torch.int64, device=row.device)
         left = scores.probs[:, 0]  # what is left of p at the current node
+        if memory is not None:
+            memory = self.follow(scores.tokens[:, 0], memory)
         for node in range(nodes):
             parent = draft.parents[:, node] if draft.parents is not None else torch.full_like(row, node - 1)
             active = (node < draft.sizes) & (parent == current)
@@ -202,13 +214,16 @@ class PointwiseVerifier(Verifier):
                 draft, law.row(here, here >= 0), scores, left, current, draft.tokens[:, node], node, lengths, memory
             )
             rest = at.q.dense()
-            later = gather(standard_acceptance(left, rest), at.token)
-            keep = active & (uniform[:, node] < torch.where(tried, later, self._at_token(at).to(later.dtype)))
+            chance = self._at_token(at)
+            if not self.relaxes_siblings:
+                chance = torch.where(tried, gather(standard_acceptance(left, rest), at.token), chance.to(left.dtype))
+            keep = active & (uniform[:, node] < chance)
             miss = active & ~keep
             residual = torch.where(tried.unsqueeze(1), (left - rest).clamp(min=0), self.correct(at))
             residual, gone = normalise(residual, left)
             if memory is not None and (after := self.advance(at)) is not None:
                 memory = torch.where((active & ~tried).unsqueeze(1), after, memory)
+                memory = torch.where(keep.unsqueeze(1), self.follow(at.token, memory), memory)
             lost = torch.where(miss, gone, lost & ~keep)
             path[row, lengths.clamp(max=nodes - 1)] = torch.where(keep, node, path[row, lengths.clamp(max=nodes - 1)])
             lengths = lengths + keep
