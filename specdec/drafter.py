@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specdec import tree
 from specdec.law import Dense
-from specdec.probability import sample
+from specdec.probability import one_hot, sample
 from specdec.processing import laws
 from specdec.sequence import Batch
 from specdec.target import Target
 from specdec.types import Draft, Kept
+
+_EXHAUSTED = 1e-9
 
 
 class Drafter(ABC):
@@ -101,3 +104,65 @@ def draw_chain(batch: Batch, budget: Sequence[int], follow: Callable[[int, list[
             drawn_from.append(probs.new_zeros((rows, probs.shape[-1])).index_copy(0, chosen, probs))
     sizes = torch.minimum(torch.tensor(budget, device=device), finite.long().cumprod(1).sum(1))
     return Draft(tokens, sizes, law=Dense(torch.stack(drawn_from, 1)) if drawn_from else None)
+
+
+def draw_tree(
+    batch: Batch,
+    budget: Sequence[int],
+    branches: Sequence[int],
+    follow: Callable[[int, list[int], Tensor, Tensor], Tensor],
+    *,
+    replace: bool = False,
+) -> Draft:
+    """Draw a tree level by level, every node of a level getting `branches[level]` children, each request with its own
+    temperature, filters and processors.
+
+    Each child is drawn from the law that is handed over for it: with `replace` the law q of its place, otherwise q
+    without the siblings before it, and q again where those took all of its mass. The children of a greedy row are its
+    most probable tokens, as point masses. Below logits that are not finite, and from there on, a row has no draft.
+
+    Args:
+        batch: the rows.
+        budget: nodes wanted for each row, at most `batch.budget`; a row gets the first of the tree, level by level.
+        branches: children of each node, by level.
+        follow: given the level, the indices of the `b` rows that want it, their nodes so far int64 [b, n] and the
+            parents of these int64 [n] (-1 is the pending token), returns the raw logits [b, 1+n, V] after the pending
+            token and after each node.
+        replace: siblings may be equal.
+    """
+    rows, device = len(batch.rows), batch.pending.device
+    levels, parents = tree.levels(branches)
+    width = min(len(parents), max(budget))
+    tokens = torch.zeros((rows, len(parents)), dtype=torch.int64, device=device)
+    sizes = torch.tensor(budget, device=device).clamp(max=width)
+    uniform = batch.noise.uniform("draft", len(parents))
+    greedy = torch.tensor([row.sampling.greedy for row in batch.rows], device=device)
+    drawn_from: list[Tensor] = []
+    for level, nodes in enumerate(levels):
+        active = [index for index in range(rows) if budget[index] > nodes.start]
+        if not active:
+            break
+        chosen, above = torch.tensor(active, device=device), torch.tensor(parents[: nodes.start], dtype=torch.int64)
+        logits = follow(level, active, tokens[chosen, : nodes.start], above.to(device)).to(device)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        sequences, known = tuple(batch.rows[index] for index in active), above.to(device).expand(len(active), -1)
+        probs = laws(logits, sequences, tokens[chosen, : nodes.start], parents=known)
+        left, ranked = probs.clone(), logits.clone()
+        for node in nodes:
+            here = 1 + parents[node]
+            law, sharp = left[:, here], greedy[chosen]
+            mass = law.sum(-1, keepdim=True)
+            law = torch.where(mass > _EXHAUSTED, law / mass.clamp(min=_EXHAUSTED), probs[:, here])
+            good = torch.isfinite(law.amax(-1))
+            eldest = node == nodes.start or parents[node - 1] != parents[node]
+            best = law.argmax(-1) if eldest else ranked[:, here].argmax(-1)
+            token = torch.where(sharp, best, torch.where(good, sample(law, uniform[chosen, node]), 0))
+            tokens[chosen, node] = token
+            sizes[chosen] = torch.where(good, sizes[chosen], sizes[chosen].clamp(max=node))
+            law = torch.where(sharp.unsqueeze(1), one_hot(token, law.shape[-1], law.dtype), law)
+            drawn_from.append(law.new_zeros((rows, law.shape[-1])).index_copy(0, chosen, law))
+            if not replace:
+                left[:, here] = left[:, here].scatter(-1, token.unsqueeze(1), 0.0)
+            ranked[:, here] = ranked[:, here].scatter(-1, token.unsqueeze(1), -torch.inf)
+    above = torch.tensor(parents[:width], device=device).repeat(rows, 1)
+    return Draft(tokens[:, :width], sizes, above, None if batch.greedy else Dense(torch.stack(drawn_from[:width], 1)))

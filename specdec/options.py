@@ -14,7 +14,8 @@ import cattrs
 from attrs import frozen
 from cattrs.errors import StructureHandlerNotFoundError
 
-from specdec.registry import suggestion
+from specdec.errors import PluginError
+from specdec.registry import kind_of, load, name_of, suggestion
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
@@ -166,6 +167,8 @@ def _plain(value: Any) -> Any:
         return sorted(_plain(entry) for entry in value)
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
+    if attrs.has(type(value)) and (kind := kind_of(type(value))) is not None:
+        return {"use": name_of(kind, type(value)), **values(value)}
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
@@ -254,6 +257,24 @@ def _mapping(value: Any, kind: Any) -> Any:
     return dict(value)
 
 
+def _strategy(value: Any, kind: type) -> Any:
+    """A strategy inside another one: an object, a name, or a mapping with `use`."""
+    if isinstance(value, kind):
+        return value
+    given = {"use": value} if isinstance(value, str) else dict(value) if isinstance(value, Mapping) else {}
+    if not isinstance(use := given.pop("use", None), str):
+        raise ValueError(f"got {value!r}, wanted a name, or a mapping with `use`")
+    name = kind_of(kind)
+    assert name is not None  # that is how this hook was chosen
+    try:
+        made, problems = build(load(name, use), given, use, use)
+    except PluginError as error:
+        raise ValueError(str(error)) from error
+    if problems:
+        raise ValueError("; ".join(problems))
+    return made
+
+
 def _converter() -> cattrs.Converter:
     def origin_in(*origins: Any) -> Callable[[Any], bool]:
         return lambda kind: (get_origin(kind) or kind) in origins
@@ -265,6 +286,7 @@ def _converter() -> cattrs.Converter:
     converter.register_structure_hook_func(origin_in(typing.Union, types.UnionType), _optional)
     converter.register_structure_hook_func(origin_in(tuple, list, set, frozenset), _sequence)
     converter.register_structure_hook_func(origin_in(dict, Mapping), _mapping)
+    converter.register_structure_hook_func(lambda kind: kind_of(kind) is not None, _strategy)
     return converter
 
 

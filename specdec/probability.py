@@ -61,6 +61,26 @@ def at(values: Tensor, tokens: Tensor) -> Tensor:
     return found * (tokens >= 0)
 
 
+def without(probs: Tensor, tokens: Tensor) -> Tensor:
+    """`probs` [..., V] with 0 at `tokens` int64 [...]; unchanged where a token is below 0."""
+    ids = torch.arange(probs.shape[-1], device=probs.device)
+    return torch.where(ids == tokens.unsqueeze(-1), probs.new_zeros(()), probs)
+
+
+def top(probs: Tensor, count: int) -> Tensor:
+    """Which tokens are possible and have fewer than `count` more probable ones, bool [..., V]; ties are in."""
+    least = probs.topk(min(count, probs.shape[-1]), dim=-1).values[..., -1:]
+    return (probs >= least) & (probs > 0)
+
+
+def softened(probs: Tensor, logits: Tensor) -> Tensor:
+    """`probs` [..., V], but softmax(`logits` [..., V]) where one token has all the mass, as at temperature 0."""
+    hot = (probs > 0).sum(-1, keepdim=True) == 1
+    if not bool(hot.any()):
+        return probs
+    return torch.where(hot, logits.softmax(-1).to(probs.dtype), probs)
+
+
 def entropy(probs: Tensor, floor: float = 0.0) -> Tensor:
     """-sum p log(p + floor) in nats, [...]; 0 log 0 is 0."""
     if floor > 0.0:

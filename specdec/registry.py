@@ -84,8 +84,16 @@ def load(kind: str, name: str, *folders: Path) -> Any:
             imported, or not of the kind.
     """
     if ":" in name:
+        module, _, attribute = name.partition(":")
+        near = module.removesuffix(".py").replace("/", ".")
+        hint = f"; did you mean '{near}:{attribute}'?" if near != module else ""
+        if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+            raise PluginError(f"{kind}/{name}: wanted a module and a class in it, as `my_module:MyClass`{hint}")
         with _importable(*folders, Path.cwd()):
-            return _import(kind, name, name)
+            try:
+                return _import(kind, name, name)
+            except PluginError as error:
+                raise PluginError(f"{error}{hint}") from error
     found = [plugin for plugin in plugins(kind) if plugin.name == name]
     if len(found) > 1:
         claims = " and ".join(f"{plugin.distribution} ({plugin.value})" for plugin in found)
@@ -95,6 +103,20 @@ def load(kind: str, name: str, *folders: Path) -> Any:
     if not found:
         raise PluginError(_unknown(kind, name))
     return _import(kind, name, found[0].value)
+
+
+def kind_of(cls: Any) -> str | None:
+    """Which kind of strategy a class is, an interface included; None for any other class. Imports nothing."""
+    if not isinstance(cls, type):
+        return None
+    bases = {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__}
+    return next((kind for kind, base in _BASES.items() if base in bases), None)
+
+
+def name_of(kind: str, cls: type) -> str:
+    """What `use:` calls a class: its entry point's name, or `module:Class`."""
+    value = f"{cls.__module__}:{cls.__qualname__}"
+    return next((plugin.name for plugin in plugins(kind) if plugin.value == value), value)
 
 
 def problem(plugin: Plugin) -> str | None:
@@ -145,8 +167,8 @@ def _import(kind: str, name: str, value: str) -> Any:
         where = "" if name == value else f" ({value})"
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, SystemExit):
-            why = f"the module exits when imported (sys.exit({error.code!r})); try to import it alone"
-        raise PluginError(f"{place}{where} cannot be imported: {why}") from error
+            why = f"the module exits when imported (sys.exit({error.code!r}))"
+        raise PluginError(f"{place}{where} cannot be imported: {why}; see `python -c 'import {module}'`") from error
     base = _base(kind)
     if base is not None and not (isinstance(found, type) and issubclass(found, base)):
         raise PluginError(f"{place}: {value} is not a subclass of {base.__module__}.{base.__name__}")
@@ -166,6 +188,8 @@ def _base(kind: str) -> type | None:
 def _unknown(kind: str, name: str) -> str:
     known = names(kind)
     text = f"{kind}/{name}: unknown{suggestion(name, known)}; there are {', '.join(known)}"
+    if elsewhere := [other for other in KINDS if other != kind and name in names(other)]:
+        text += f"; {name} is one of {' and '.join(elsewhere)}"
     for plugin in plugins(kind):
         if not plugin.bundled and (why := problem(plugin)) is not None:
             text += f"; {why}"

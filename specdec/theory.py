@@ -12,13 +12,23 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from specdec.probability import nucleus, total_variation
+from specdec.law import Law
+from specdec.probability import nucleus, one_hot, total_variation
 
 
 def standard_acceptance(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q) for every token, [..., V]; 0 where q is 0, for such a token was never drawn."""
     safe = torch.where(q > 0, q, torch.ones_like(q))
     return torch.where(q > 0, (p / safe).clamp(max=1.0), torch.zeros_like(p))
+
+
+def replacement(kind: str, p: Tensor, q: Law) -> Tensor:
+    """What follows a rejection, up to a constant, [..., V]: p ("target"), all on its mode ("argmax"), or (p - q)+."""
+    if kind == "target":
+        return p
+    if kind == "argmax":
+        return one_hot(p.argmax(-1), p.shape[-1], p.dtype)
+    return (p - q.dense()).clamp(min=0)
 
 
 def rejection(p: Tensor, q: Tensor) -> Tensor:

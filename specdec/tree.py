@@ -5,8 +5,26 @@ Column 0 of a span is its root, the pending token; draft node j is column 1 + j.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+
+def levels(branches: Sequence[int]) -> tuple[list[range], list[int]]:
+    """Nodes of each level and the parent of each node, where every node of a level has `branches[level]` children.
+
+    Nodes are numbered level by level, the children of a node next to one another; -1 is the pending token.
+    """
+    found: list[range] = []
+    parents: list[int] = []
+    above = range(-1, 0)
+    for count in branches:
+        start = len(parents)
+        parents += [parent for parent in above for _ in range(count)]
+        above = range(start, len(parents))
+        found.append(above)
+    return found, parents
 
 
 def span_parents(parents: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class PointwiseVerifier(Verifier):
         return (at.p - at.q.dense()).clamp(min=0)
 
     @property
-    def relaxes_siblings(self) -> bool:
+    def own_siblings(self) -> bool:
         """Whether further children of a node are tried by the rule, too, against what is left of p there."""
         return False
 
@@ -215,11 +215,13 @@ class PointwiseVerifier(Verifier):
             )
             rest = at.q.dense()
             chance = self._at_token(at)
-            if not self.relaxes_siblings:
+            if not self.own_siblings:
                 chance = torch.where(tried, gather(standard_acceptance(left, rest), at.token), chance.to(left.dtype))
             keep = active & (uniform[:, node] < chance)
             miss = active & ~keep
-            residual = torch.where(tried.unsqueeze(1), (left - rest).clamp(min=0), self.correct(at))
+            residual = self.correct(at)
+            if not self.own_siblings:
+                residual = torch.where(tried.unsqueeze(1), (left - rest).clamp(min=0), residual)
             residual, gone = normalise(residual, left)
             if memory is not None and (after := self.advance(at)) is not None:
                 memory = torch.where((active & ~tried).unsqueeze(1), after, memory)

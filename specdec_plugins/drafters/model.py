@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from itertools import accumulate
+from operator import mul
+from typing import Any, Literal, final
 
 import torch
-from attrs import define, field
-from attrs.validators import ge
+from attrs import Factory, define, field
+from attrs.converters import optional
+from attrs.validators import ge, in_
 from torch import Tensor
 
-from specdec.drafter import Drafter, draw_chain
+from specdec.drafter import Drafter, draw_chain, draw_tree
 from specdec.errors import CompatibilityError
 from specdec.loading import load, tokenizer_problems
 from specdec.preflight import preflight
@@ -17,22 +20,48 @@ from specdec.sequence import Batch
 from specdec.target import Target
 from specdec.types import Draft, Kept, Span
 
+_MOST_NODES = 512
+
+
+def _branches(_: object, __: object, value: tuple[int, ...] | None) -> None:
+    if value is None:
+        return
+    if not value or not all(type(count) is int and count >= 1 for count in value):
+        raise ValueError(f"'branches' must be whole numbers from 1, one for each level, got {list(value)}")
+    if sum(accumulate(value, mul)) > _MOST_NODES:
+        raise ValueError(f"'branches' must make at most {_MOST_NODES} nodes, got {sum(accumulate(value, mul))}")
+
+
+def _nodes(drafter: Any) -> int:
+    return sum(accumulate(drafter.branches, mul)) if drafter.branches else 5
+
+
+def _as_branches(drafter: Any, _: object, value: int) -> None:
+    if drafter.branches and value != _nodes(drafter):
+        raise ValueError(
+            f"'num_speculative_tokens' must be {_nodes(drafter)} with these branches, or left out, got {value}"
+        )
+
 
 @final
 @define(kw_only=True, eq=False)
 class DraftModel(Drafter):
-    """Proposes a chain by sampling a smaller model, with the request's own temperature, filters and processors.
+    """Proposes a chain, or a tree, by sampling a smaller model, with the request's own temperature, filters and
+    processors.
 
     Its cache follows the target's rows: what was kept is committed, what was not never happened. A row past the draft
     model's context gets an empty draft. Where all rows are greedy the draft is a point mass; otherwise the law handed
     over is the very tensor each token was drawn from. A text with an id that the draft model lacks gets none either.
 
-    Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318.
-    Cost: num_speculative_tokens forwards of the draft model a step, and its cache.
+    Source: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; trees: SpecInfer, arXiv:2305.09781, and
+    Sequoia, arXiv:2402.12374.
+    Cost: a forward of the draft model for each level of the draft a step, and its cache.
 
     Attributes:
         model: a hub id, a folder, `random:FAMILY`, or a loaded transformers model.
-        num_speculative_tokens: length of a draft.
+        branches: of a tree, children of every node by level: [3, 1, 1] is three chains of three. A chain when left out.
+        siblings: whether the children of a node may be equal.
+        num_speculative_tokens: length of a draft, 5; with `branches` the number of its nodes, which follows from them.
         tokenizer: of a loaded model, so that ids can be compared; loaded with the model otherwise.
         revision: of a hub id.
         dtype: `auto` is the checkpoint's.
@@ -45,7 +74,11 @@ class DraftModel(Drafter):
     """
 
     model: Any
-    num_speculative_tokens: int = field(default=5, validator=ge(1))
+    branches: tuple[int, ...] | None = field(default=None, converter=optional(tuple), validator=_branches)
+    siblings: Literal["without_replacement", "with_replacement"] = field(
+        default="without_replacement", validator=in_(("without_replacement", "with_replacement"))
+    )
+    num_speculative_tokens: int = field(default=Factory(_nodes, takes_self=True), validator=[ge(1), _as_branches])
     tokenizer: Any = None
     revision: str | None = None
     dtype: str = "auto"
@@ -59,6 +92,10 @@ class DraftModel(Drafter):
     _draft: Target | None = field(init=False, default=None)
     _staged: dict[int, int] = field(init=False, factory=dict)  # drafts that have cells beyond the committed, per slot
     _doubtful: set[int] = field(init=False, factory=set)  # slots whose cells may hold values that are not finite
+
+    @property
+    def trees(self) -> bool:
+        return self.branches is not None and max(self.branches) > 1
 
     def bind(self, target: Target) -> None:
         if self._target is target:
@@ -87,12 +124,17 @@ class DraftModel(Drafter):
         self._staged, self._doubtful = {}, set()
 
     def propose(self, batch: Batch) -> Draft:
-        target, draft = self._bound()
+        _, draft = self._bound()
         budget = [min(most, self.num_speculative_tokens) for most in batch.budget]
         for index, (row, slot) in enumerate(zip(batch.rows, batch.slots, strict=True)):
             draft.kv.occupy(slot)
             if len(row.tokens) + budget[index] > draft.limit or not self._reads(row.tokens, slot):
                 budget[index] = 0
+
+        return self._tree(batch, budget) if self.trees else self._chain(batch, budget)
+
+    def _chain(self, batch: Batch, budget: list[int]) -> Draft:
+        target, draft = self._bound()
 
         def follow(depth: int, active: list[int], last: Tensor) -> Tensor:
             slots = tuple(batch.slots[index] for index in active)
@@ -105,6 +147,27 @@ class DraftModel(Drafter):
             return self._fit(logits, target.vocabulary)
 
         return draw_chain(batch, budget, follow)
+
+    def _tree(self, batch: Batch, budget: list[int]) -> Draft:
+        """Every level forwards the whole tree above it: what it staged before has no place for siblings of its own."""
+        target, draft = self._bound()
+        roots: dict[int, Tensor] = {}
+
+        def follow(level: int, active: list[int], nodes: Tensor, parents: Tensor) -> Tensor:
+            slots = tuple(batch.slots[index] for index in active)
+            if level == 0:
+                caught = self._catch_up(slots, [batch.rows[index].tokens for index in active])
+                roots.update(zip(active, caught, strict=True))
+            logits = torch.stack([roots[index] for index in active]).unsqueeze(1)
+            if level:
+                sizes = tuple(min(budget[index], nodes.shape[1]) for index in active)
+                span = Span(nodes.to(draft.device), sizes, parents.to(draft.device).expand(len(active), -1))
+                below = draft.forward(slots, span).logits
+                assert below is not None  # asked for
+                logits = torch.cat([logits, below], 1)
+            return self._fit(logits, target.vocabulary)
+
+        return draw_tree(batch, budget, self.branches or (), follow, replace=self.siblings == "with_replacement")
 
     def observe(self, batch: Batch, kept: Kept) -> None:
         _, draft = self._bound()

@@ -16,6 +16,7 @@ from specdec.task import Sample, Score, Task
 
 _PROMPTS = ("messages", "turns", "prompt", "question", "text")
 _IDS = ("id", "task_id", "question_id")
+_EXAMPLE = '{"prompt": "..."}'
 
 
 @final
@@ -61,11 +62,13 @@ class Jsonl(Task):
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"{where}:{error.colno}: not JSON: {error.msg}") from error
+            raise DataError(
+                f"{where}:{error.colno}: not JSON: {error.msg}; wanted one object a line, such as {_EXAMPLE}"
+            ) from error
         except ValueError as error:  # a number of thousands of digits
             raise DataError(f"{where}: cannot be read: {error}") from error
         if not isinstance(row, dict):
-            raise DataError(f"{where}: got {type(row).__name__}, wanted an object such as {{'prompt': '...'}}")
+            raise DataError(f"{where}: got {type(row).__name__}, wanted an object such as {_EXAMPLE}")
         names = _PROMPTS if self.prompt_field is None else (self.prompt_field,)
         name = next((name for name in names if name in row), None)
         if name is None:
@@ -100,12 +103,22 @@ def _lines(file: str) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, with their numbers from 1."""
     path = Path(file)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                line = _text(raw, f"{file}:{number}", "utf-8-sig" if number == 1 else "utf-8")
                 if line.strip():
                     yield number, line
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}: cannot be read: {error}; wanted JSON Lines, a .gz file where it is packed") from error
+
+
+def _text(raw: bytes, where: str, encoding: str) -> str:
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}:{error.start + 1}: got the byte {raw[error.start]:#x}, which is not UTF-8; save it as UTF-8 text"
+        ) from error
 
 
 def _is_turn(turn: Any) -> bool:

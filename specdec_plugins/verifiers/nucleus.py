@@ -60,7 +60,7 @@ class Nucleus(PointwiseVerifier, FastAccept):
         return 0 if self.budget is None else 1
 
     @property
-    def relaxes_siblings(self) -> bool:
+    def own_siblings(self) -> bool:
         return self.children == "all"
 
     def acceptance(self, at: Place) -> Tensor:

@@ -77,7 +77,7 @@ def distance(rule, p, q, length, block):
 
 @cache
 def laws():
-    return random_laws(5000, 4, 0), random_laws(5000, 4, 1)
+    return random_laws(2000, 4, 0), random_laws(2000, 4, 1)
 
 
 # Catches: this file's own enumeration.
