@@ -22,11 +22,13 @@ from specdec.verifier import Verifier
 Model = tuple[Tensor, ...]
 # From the tokens [B, N] and the laws [B, N, V] they were drawn from to the law a drafter would hand over, row by row.
 Wrap = Callable[[Tensor, Tensor], Law | None]
+# What the target says beside its laws: given those with logits log p and no features, made from them row by row.
+See = Callable[[Scores], Scores]
 
 # The level of every statistical test: a correct sampler fails once in a million seeds.
 ALPHA = 1e-6
-# Bisection steps of a threshold: it is known to 2**-37, so a law of a few nodes to better than 1e-10.
-_ROUNDS = 36
+# How narrowly a threshold is enclosed, so that a law of a few nodes is known to better than 1e-10.
+_WIDTH = 2.0**-36
 _HIGHEST = 1.0 - 2.0**-53
 
 
@@ -86,22 +88,24 @@ def output_law(
     *,
     replace: bool = True,
     wrap: Wrap = lambda _, probs: Dense(probs),
+    see: See = lambda scores: scores,
 ) -> Tensor:
     """The exact law of the first tokens that a step emits, continued by the target itself, [V**tokens].
 
     Nothing the rule says about itself is trusted. Every draft is enumerated with its probability under q; for each node
-    the number below which its uniform changes the verdict is found by bisection through `verify`, later uniforms being
-    as high as they get; what follows the kept path is the verdict's own law. A rule must therefore compare each uniform
-    with one threshold, which may depend on the uniforms before it.
+    the number below which its uniform changes the verdict is enclosed by calls of `verify`, later uniforms being
+    all as high as they get, or all 0 where that shows nothing; what follows the kept path is the verdict's own law. A
+    rule must therefore compare each uniform with one threshold, which may depend on the uniforms before it.
 
     Args:
-        verifier: a rule that needs no features.
+        verifier: a rule.
         p: the target, deep enough for `tokens` and for one token after the deepest node.
         q: the drafter.
         parents: of the draft nodes, -1 for a child of the pending token.
         tokens: how many.
         replace: siblings are drawn independently; otherwise each without the ones before it.
         wrap: what the drafter hands over as its law.
+        see: adds raw logits and features.
 
     Raises:
         ValueError: a verdict changes more than once as one uniform grows.
@@ -112,10 +116,10 @@ def output_law(
 
     def case(index: Tensor) -> tuple[Draft, Scores]:
         draft = _draft(drafted[index], parents, wrap(drafted[index], laws[index]))
-        return draft, _scores(p, codes[index], drafted[index], parents)
+        return draft, see(_scores(p, codes[index], drafted[index], parents))
 
     def judge(case: tuple[Draft, Scores], uniform: Tensor) -> tuple[Tensor, Tensor]:
-        verdict = _verify(verifier, *case, _Script(uniform))
+        verdict = _verify(verifier, *case, Scripted(uniform))
         counted = torch.arange(verdict.path.shape[1]) < verdict.lengths.unsqueeze(1)
         path = torch.where(counted, verdict.path, -1)
         return path, verdict.next_probs.to(weights.dtype)
@@ -124,25 +128,35 @@ def output_law(
         return (left[0] == right[0]).all(-1) & (left[1] == right[1]).all(-1)
 
     for node in range(len(parents)):
-        every = case(index)
-        low, high = judge(every, _with(uniform, node, 0.0)), judge(every, uniform)
-        split = ~same(low, high)
+        every, late = case(index), uniform
+        split = ~same(judge(every, _with(uniform, node, 0.0)), judge(every, uniform))
+        if node + 1 < len(parents):
+            # A rule that looks ahead may need the tokens after this one to be kept.
+            eager = uniform.clone()
+            eager[:, node + 1 :] = 0.0
+            ahead = ~split & ~same(judge(every, _with(eager, node, 0.0)), judge(every, eager))
+            late = torch.where(ahead.unsqueeze(1), eager, uniform)
+            split |= ahead
         if not bool(split.any()):
             continue
-        some, fixed = case(index[split]), uniform[split]
-        low, high = (low[0][split], low[1][split]), (high[0][split], high[1][split])
-        below, above = torch.zeros_like(fixed[:, 0]), torch.ones_like(fixed[:, 0])
-        for _ in range(_ROUNDS):
-            middle = (below + above) / 2
-            seen = judge(some, _with(fixed, node, middle))
-            kept = same(seen, low)
-            if not bool((kept | same(seen, high)).all()):
+        # Many numbers at once while they are few: most of the cost is that of a call.
+        pieces = next(pieces for pieces in (64, 8, 2) if pieces == 2 or int(split.sum()) * pieces <= 8192)
+        many = split.nonzero().squeeze(1).repeat_interleave(pieces - 1)
+        some, fixed = case(index[many]), late[many]
+        low, high = judge(some, _with(fixed, node, 0.0)), judge(some, fixed)
+        below, width = torch.zeros_like(weights[split]), 1.0
+        while width > _WIDTH:
+            width /= pieces
+            grid = below.unsqueeze(1) + width * torch.arange(1, pieces)
+            seen = judge(some, _with(fixed, node, grid.flatten()))
+            kept, lost = same(seen, low).view(-1, pieces - 1), same(seen, high).view(-1, pieces - 1)
+            if not bool((kept | lost).all()) or bool((kept[:, 1:] & ~kept[:, :-1]).any()):
                 raise ValueError(f"node {node}: the verdict changes more than once as its uniform grows")
-            below, above = torch.where(kept, middle, below), torch.where(kept, above, middle)
-        threshold = (below + above) / 2
+            below = below + width * kept.sum(1)
+        threshold = below + width / 2
         more = weights[split] * threshold
         weights = torch.cat([weights.masked_scatter(split, weights[split] - more), more])
-        index, uniform = torch.cat([index, index[split]]), torch.cat([uniform, _with(fixed, node, 0.0)])
+        index, uniform = torch.cat([index, index[split]]), torch.cat([uniform, _with(uniform[split], node, 0.0)])
 
     path, following = judge(case(index), uniform)
     size = following.shape[1]
@@ -174,6 +188,7 @@ def sampled_counts(
     seed: int = 0,
     replace: bool = True,
     wrap: Wrap = lambda _, probs: Dense(probs),
+    see: See = lambda scores: scores,
     noise: Callable[[Noise], Any] = lambda noise: noise,
 ) -> Tensor:
     """How often the real sampler emits each of the first tokens, [V**tokens]: draft, verify, draw what follows.
@@ -193,7 +208,7 @@ def sampled_counts(
         codes[:, node + 1] = codes[:, parents[node] + 1] * vocabulary + drafted[:, node]
     stacked = torch.stack(laws, 1) if laws else p[0].new_zeros((samples, 0, vocabulary))
     draft = _draft(drafted, parents, wrap(drafted, stacked))
-    verdict = _verify(verifier, draft, _scores(p, codes, drafted, parents), real)
+    verdict = _verify(verifier, draft, see(_scores(p, codes, drafted, parents)), real)
     following = sample(verdict.next_probs, real.uniform("next", 1).squeeze(1))
     prefix, rows = torch.zeros(samples, dtype=torch.int64), torch.arange(samples)
     for position in range(tokens):
@@ -232,8 +247,8 @@ def chi_square(counts: Tensor, law: Tensor) -> float:
 
 @final
 @frozen(eq=False)
-class _Script:
-    """Stands in for `Noise` and gives the accept stream that was written for it."""
+class Scripted:
+    """Stands in for `Noise` and gives the accept stream that was written for it, [B, N]."""
 
     accept: Tensor
 

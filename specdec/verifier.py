@@ -141,6 +141,10 @@ class PointwiseVerifier(Verifier):
         """Whether further children of a node are tried by the rule, too, against what is left of p there."""
         return False
 
+    def law(self, at: Place) -> Tensor | None:
+        """The law of the emitted token at a drafted place, [..., V], where a rule of exactness "own_target" states it."""
+        return None
+
     def advance(self, at: Place) -> Tensor | None:
         """Memory after this place was examined, whatever became of its token. Siblings share a place."""
         return at.memory

@@ -59,6 +59,9 @@ class Cascade(PointwiseVerifier):
         drawn = (q > 0).any(-1, keepdim=True)  # nowhere at the end of a draft: there p follows
         return (torch.where(drawn, self._own(at.p, q), at.p) - q).clamp(min=0)
 
+    def law(self, at: Place) -> Tensor:
+        return self._own(at.p, at.q.dense())
+
     def _own(self, p: Tensor, q: Tensor) -> Tensor:
         highest = p.amax(-1, keepdim=True)
         if self.defer == "opt":

@@ -45,6 +45,9 @@ class Ensemble(PointwiseVerifier, FastAccept):
     def accept_at(self, at: Place) -> Tensor:
         return self._keep(gather(at.p, at.token), at.q.at(at.token))
 
+    def law(self, at: Place) -> Tensor:
+        return self.weight * at.q.dense() + (1 - self.weight) * at.p
+
     def _keep(self, p: Tensor, q: Tensor) -> Tensor:
         standard = standard_acceptance(p, q)
         return (standard + self.weight * (1 - standard)) * (q > 0)

@@ -37,3 +37,6 @@ class Greedy(PointwiseVerifier, FastAccept):
 
     def correct(self, at: Place) -> Tensor:
         return one_hot(at.p.argmax(-1), at.p.shape[-1], at.p.dtype)
+
+    def law(self, at: Place) -> Tensor:
+        return one_hot(at.p.argmax(-1), at.p.shape[-1], at.p.dtype)

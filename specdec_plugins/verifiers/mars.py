@@ -35,7 +35,7 @@ class Mars(PointwiseVerifier, FastAccept):
     ratio: float = field(default=0.9, validator=[gt(0.0), le(1.0)])
 
     paper = "arXiv:2601.15498"
-    family = "set_only"
+    family = "other"
     exactness = "lossy"
     needs = frozenset({"raw_logits"})
 

@@ -35,7 +35,7 @@ class Threshold(PointwiseVerifier, FastAccept):
     threshold_single: float = field(default=1.0, validator=[gt(0.0), le(1.0)])
     threshold_acc: float = field(default=1.0, validator=[gt(0.0), le(1.0)])
 
-    family = "set_only"
+    family = "other"
 
     @property
     def exactness(self) -> Exactness:
