@@ -15,7 +15,10 @@ import attrs
 import click
 
 from specdec import __version__
+from specdec.cli_check import check
+from specdec.cli_doctor import doctor
 from specdec.cli_generate import generate
+from specdec.cli_init import init
 from specdec.errors import OutputError, PluginError, RecipeError, SpecdecError
 from specdec.registry import KINDS, Plugin, load, names, plugins, problem, suggestion, summary
 
@@ -51,6 +54,10 @@ class _Commands(click.Group):
             raise RecipeError(f"{args[0]}: no such command{suggestion(args[0], known)}; there are {', '.join(known)}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _errors_told():
+            return super().make_context(*arguments, **options)
+
     def main(self, *arguments: Any, **options: Any) -> Any:
         try:
             return super().main(*arguments, **options)
@@ -61,21 +68,28 @@ class _Commands(click.Group):
             sys.exit(OutputError.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _errors_told():
             return super().invoke(ctx)
-        except SpecdecError as error:
-            for line in str(error).splitlines():
-                click.echo(f"error: {line}", err=True)
-            sys.exit(error.exit_code)
-        except click.exceptions.NoArgsIsHelpError:
+
+
+@contextmanager
+def _errors_told() -> Iterator[None]:
+    """Errors of ours, and what click says of arguments, as lines on stderr."""
+    try:
+        yield
+    except SpecdecError as error:
+        for line in str(error).splitlines():
+            click.echo(f"error: {line}", err=True)
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # no error but the help, which it shows itself
             raise
-        except click.UsageError as error:
-            place = ctx.command_path if error.ctx is None else error.ctx.command_path
-            click.echo(f"error: {place}: {error.format_message().rstrip('.')}; see {place} --help", err=True)
-            sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("interrupted; what is finished is kept, the same command goes on from there", err=True)
-            sys.exit(130)
+        place = "specdec" if error.ctx is None else error.ctx.command_path
+        click.echo(f"error: {place}: {error.format_message().rstrip('.')}; see {place} --help", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("interrupted; what is finished is kept, the same command goes on from there", err=True)
+        sys.exit(130)
 
 
 def _stdout_problem() -> str | None:
@@ -105,7 +119,10 @@ def main() -> None:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
+main.add_command(check)
 main.add_command(generate)
+main.add_command(doctor)
+main.add_command(init)
 
 
 _SET = click.option(
@@ -306,5 +323,5 @@ def _show_tables(results: dict[str, Any]) -> None:
             shown = [row[column] if columns is not FIDELITY else row[column].partition(" [")[0] for column in columns]
             table.add_row(row["run"], *shown)
         console.print(table)
-    for sentence in in_words(results):
-        console.print(sentence, markup=False, highlight=False)
+    for line in in_words(results):
+        console.print(line.replace("**", ""), markup=False, highlight=False)

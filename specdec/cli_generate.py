@@ -130,18 +130,10 @@ def generate(
 
 def _prompts(prompt: str | None, file: Path | None) -> list[Sample]:
     """What is to be answered, from the argument, the file or stdin."""
-    from specdec.task import Sample, samples_of
+    from specdec.task import Sample
 
-    if file is not None and ".jsonl" in file.suffixes:
-        return list(samples_of(load("tasks", "jsonl")(), "jsonl", str(file), None))
     if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file}: cannot be read: {error}; wanted text in UTF-8, a prompt a line") from error
-        if samples := [Sample(id=str(number), text=line) for number, line in enumerate(lines, 1) if line.strip()]:
-            return samples
-        raise DataError(f"{file}: empty; wanted a prompt a line")
+        return file_prompts(file)
     if prompt is None:
         if sys.stdin.isatty():
             raise RecipeError("PROMPT: missing; give it as the argument, on stdin or with --file, or try --chat")
@@ -154,9 +146,49 @@ def _prompts(prompt: str | None, file: Path | None) -> list[Sample]:
     return [Sample(id="1", text=prompt)]
 
 
+def file_prompts(file: Path, limit: int | None = None) -> list[Sample]:
+    """The prompts of a file: JSON Lines by its name, else one a line.
+
+    Raises:
+        DataError: it cannot be read, or holds none.
+    """
+    from specdec.task import Sample, samples_of
+
+    if ".jsonl" in file.suffixes:
+        return list(samples_of(load("tasks", "jsonl")(), "jsonl", str(file), limit))
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read: {error}; wanted text in UTF-8, a prompt a line") from error
+    if samples := [Sample(id=str(number), text=line) for number, line in enumerate(lines, 1) if line.strip()]:
+        return samples[:limit]
+    raise DataError(f"{file}: empty; wanted a prompt a line")
+
+
 def _generator(content: dict[str, Any], overrides: tuple[str, ...], draft_model: str | None, rows: int) -> Generator:
     """Model and strategies; every problem of their options is told before a model is loaded."""
     from specdec.generation import Generator
+
+    options = load_options(content, overrides)
+    drafter = content["drafter"]
+    if drafter.get("use") is None:
+        drafter["use"] = "prompt_lookup" if draft_model is None and "model" not in drafter else "model"
+    return Generator(
+        options.pop("model"),
+        drafter=drafter,
+        draft_model=draft_model,
+        verifier=content["verifier"],
+        rows=rows,
+        load_options=options,
+    )
+
+
+def load_options(content: dict[str, Any], overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Apply --set to sections, and give the options of section `target`, checked.
+
+    Raises:
+        RecipeError: a section or an option of the target is not what was wanted.
+    """
     from specdec.options import build, values
     from specdec.recipe import TargetSection
     from specdec.yamlfile import override
@@ -175,18 +207,7 @@ def _generator(content: dict[str, Any], overrides: tuple[str, ...], draft_model:
     section, problems = build(TargetSection, content["target"], "target", "section target")
     if problems:
         raise RecipeError(problems)
-    options = values(section)
-    drafter = content["drafter"]
-    if drafter.get("use") is None:
-        drafter["use"] = "prompt_lookup" if draft_model is None and "model" not in drafter else "model"
-    return Generator(
-        options.pop("model"),
-        drafter=drafter,
-        draft_model=draft_model,
-        verifier=content["verifier"],
-        rows=rows,
-        load_options=options,
-    )
+    return values(section)
 
 
 def _answer(

@@ -19,7 +19,7 @@ from specdec.encoding import has_template, prompt_ids
 from specdec.engine import Engine
 from specdec.environment import environment
 from specdec.errors import CompatibilityError, DataError
-from specdec.generation import refuse
+from specdec.generation import failure, refuse
 from specdec.noise import request_seed
 from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
@@ -89,11 +89,13 @@ def compare(
     _refuse(recipe, prompts, combinations[0].engine)
     _say_notes(target, [combination.engine.drafter for combination in combinations])
     about = {**environment(target), "prompts": _digest(prompts)}
+    run = _Run(recipe, prompts, combinations, folder, progress)
+    run.warm_up()
     with folder.hold():
         records = folder.begin(about)
         if records:
             _log.info("%s: resuming, %d requests are there already", folder.path, len(records))
-        records += _Run(recipe, prompts, combinations, folder, progress).remaining(records)
+        records += run.remaining(records)
         results = {
             "recipe": recipe.name,
             "sampling": recipe.to_dict()["sampling"],
@@ -204,8 +206,6 @@ class _Run:
         """Everything that no record is of, in order."""
         there = {(record["run"], record["sample"], record["repeat"]) for record in records}
         self.done = len(there)
-        if self.done < self.total:
-            self._warm_up()
         names, rows = list(self.prompts), self.combinations[0].engine.target.kv.rows
         made = []
         for start in range(0, len(names), rows):
@@ -223,8 +223,8 @@ class _Run:
         sampling = evolve(self.recipe.sampling, seed=request_seed(self.recipe.seed, sample, repeat))
         return Request(prompt=self.prompts[sample], sampling=sampling, id=sample)
 
-    def _warm_up(self) -> None:
-        """A few tokens that count nowhere: first calls allocate and choose kernels."""
+    def warm_up(self) -> None:
+        """A few tokens that count nowhere: first calls allocate and choose kernels. A failure then leaves no folder."""
         first = self._request(next(iter(self.prompts)), 0)
         few = evolve(first.sampling, max_new_tokens=min(_WARM_UP_TOKENS, first.sampling.max_new_tokens))
         for combination in self.combinations:
@@ -239,6 +239,8 @@ class _Run:
             if event.completion is not None:
                 done[event.id] = event.completion
                 self.done += 1
+                if event.completion.finish_reason == "error":
+                    _log.warning("%s: sample %r: %s", label, event.id, failure(event.completion))
             seen[0] += len(event.tokens)
             seen[1] += 1
             if self.progress is not None:

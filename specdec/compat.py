@@ -6,6 +6,7 @@ import torch
 
 from specdec.drafter import Drafter
 from specdec.errors import CompatibilityError
+from specdec.sequence import Batch
 from specdec.target import Target
 from specdec.types import Draft
 from specdec.verifier import Verifier
@@ -17,6 +18,18 @@ def check(target: Target, drafter: Drafter, verifier: Verifier) -> None:
     Raises:
         CompatibilityError: they do not fit; `problems` names every reason.
     """
+    problems = [*misfits(drafter, verifier), *too_long(drafter, target.kv.tokens)]
+    rule, source = type(verifier).__name__, type(drafter).__name__
+    layers = int(target.config.num_hidden_layers)
+    for name, taps in ((f"drafter {source}", drafter.taps), (f"verifier {rule}", verifier.taps)):
+        if wrong := [tap for tap in taps if not -1 <= tap < layers]:
+            problems.append(f"{name} taps layers {wrong} and the target has 0 to {layers - 1} (-1 is the final norm)")
+    if problems:
+        raise CompatibilityError(problems)
+
+
+def misfits(drafter: Drafter, verifier: Verifier) -> list[str]:
+    """Every reason why the two do not fit, from their options alone; no model is needed."""
     problems: list[str] = []
     rule, source = type(verifier).__name__, type(drafter).__name__
     if drafter.trees and not verifier.trees:
@@ -28,28 +41,30 @@ def check(target: Target, drafter: Drafter, verifier: Verifier) -> None:
             f"verifier {rule} needs the law a token was drawn from and drafter {source} is deterministic; "
             "try a drafter that samples"
         )
-    if drafter.num_speculative_tokens + 1 >= target.kv.tokens:
-        problems.append(
-            f"num_speculative_tokens: a draft of {drafter.num_speculative_tokens} does not fit a cache row of "
-            f"{target.kv.tokens} tokens; give kv more tokens"
-        )
     if "hidden" in verifier.needs and not verifier.taps:
         problems.append(f"verifier {rule} needs hidden features and names no taps; give it `taps`")
-    layers = int(target.config.num_hidden_layers)
-    for name, taps in ((f"drafter {source}", drafter.taps), (f"verifier {rule}", verifier.taps)):
-        if wrong := [tap for tap in taps if not -1 <= tap < layers]:
-            problems.append(f"{name} taps layers {wrong} and the target has 0 to {layers - 1} (-1 is the final norm)")
-    if problems:
-        raise CompatibilityError(problems)
+    return problems
 
 
-def check_draft(draft: Draft, drafter: Drafter, rows: int, vocabulary: int) -> None:
-    """Whether a draft has the shapes and dtypes that `Draft` promises. Looks at no value: nothing waits for a device.
+def too_long(drafter: Drafter, tokens: int) -> list[str]:
+    """Why a draft does not fit a cache row of so many tokens, or nothing."""
+    most = drafter.num_speculative_tokens
+    if most + 1 < tokens:
+        return []
+    return [
+        f"num_speculative_tokens: a draft of {most} does not fit a cache row of {tokens} tokens; "
+        f"set kv.tokens to at least {most + 2}, or draft fewer"
+    ]
+
+
+def check_draft(draft: Draft, drafter: Drafter, batch: Batch, vocabulary: int) -> None:
+    """Whether a draft has the shapes, dtypes and law that `Draft` promises. Looks at no value: nothing waits for a
+    device.
 
     Raises:
         CompatibilityError: names everything that is off.
     """
-    name, nodes = f"drafter {type(drafter).__name__}", draft.tokens.shape[-1]
+    name, rows, nodes = f"drafter {type(drafter).__name__}", len(batch.rows), draft.tokens.shape[-1]
     problems = []
     wanted = [("tokens", draft.tokens, (rows, nodes)), ("sizes", draft.sizes, (rows,))]
     if draft.parents is not None:
@@ -61,6 +76,11 @@ def check_draft(draft: Draft, drafter: Drafter, rows: int, vocabulary: int) -> N
             problems.append(
                 f"{name}: {field} are {tensor.dtype} {list(tensor.shape)}, wanted torch.int64 {list(shape)}"
             )
+    if draft.law is None and nodes and not drafter.deterministic and not batch.greedy:
+        problems.append(
+            f"{name}: gave no law for requests that sample and says `deterministic` is False; wanted the law that its "
+            "tokens were drawn from, a PointMass where none was drawn"
+        )
     if draft.law is not None and not problems and draft.law.shape != (rows, nodes, vocabulary):
         problems.append(f"{name}: law is {list(draft.law.shape)}, wanted {[rows, nodes, vocabulary]}")
     if problems:

@@ -185,7 +185,7 @@ class Engine:
             none = torch.zeros((len(batch.rows), 0), dtype=torch.int64, device=device)
             return Draft(none, none.sum(1)), none.sum(1)
         draft = self.drafter.propose(batch)
-        check_draft(draft, self.drafter, len(batch.rows), self.target.vocabulary)
+        check_draft(draft, self.drafter, batch, self.target.vocabulary)
         width = min(most, draft.tokens.shape[1])
         tokens = draft.tokens[:, :width].to(device)
         columns = torch.arange(width, device=device)

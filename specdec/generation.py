@@ -145,6 +145,14 @@ def refuse(engine: Engine, requests: Iterable[Request]) -> None:
         raise RequestError("\n".join(problems))
 
 
+def failure(completion: Completion) -> str:
+    """What the finish reason `error` of a completion means, with its step and place."""
+    return (
+        f"the target's scores were not finite in step {completion.counters.num_steps}, after "
+        f"{len(completion.tokens)} tokens; try dtype float32"
+    )
+
+
 @final
 @frozen(eq=False)
 class _Strategy:

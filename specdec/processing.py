@@ -108,16 +108,34 @@ def _row(
     warpers: list[LogitsProcessor],
 ) -> Tensor:
     if context:
-        known = torch.tensor(row.tokens, dtype=torch.int64, device=logits.device)
-        logits = torch.stack(
-            [
-                _apply(context, torch.cat([known, _prefix(drafts, first + t, parents)]), logits[t])
-                for t in range(logits.shape[0])
-            ]
-        )
+        logits = _processed(logits, row, drafts, first, parents, context)
     for warper in warpers:
         logits = warper(drafts, logits)  # these do not read their first argument
     return logits
+
+
+def _processed(
+    logits: Tensor, row: Sequence, drafts: Tensor, first: int, parents: list[int] | None, context: Chain
+) -> Tensor:
+    """The chain at every position that can be reached. Behind an end, or behind a token that the chain forbids, nothing
+    is ever emitted, and a request's own processor, such as the matcher of a grammar, need not have an answer there.
+    """
+    known = torch.tensor(row.tokens, dtype=torch.int64, device=logits.device)
+    ends = row.eos_ids | row.sampling.stop_ids
+    tokens = drafts.tolist() if row.request.processors else []  # the built-in ones have an answer everywhere
+    done: list[Tensor] = []
+    dead: list[bool] = []
+    for t in range(logits.shape[0]):
+        if not tokens:
+            dead.append(False)
+        elif t == 0:
+            dead.append(not ends.isdisjoint(tokens[:first]))
+        else:
+            above, token = t - 1 if parents is None else 1 + parents[t - 1], tokens[first + t - 1]
+            dead.append(dead[above] or token in ends or not bool(done[above][token] > -torch.inf))
+        prefix = _prefix(drafts, first + t, parents)
+        done.append(logits[t] if dead[t] else _apply(context, torch.cat([known, prefix]), logits[t]))
+    return torch.stack(done)
 
 
 def _apply(chain: Chain, ids: Tensor, scores: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ import attrs
 from attrs import field, frozen
 from attrs.validators import ge, optional
 
-from specdec.errors import DataError, PluginError, RecipeError
+from specdec.compat import misfits, too_long
+from specdec.errors import CompatibilityError, DataError, PluginError, RecipeError
 from specdec.options import build, label_of, values
 from specdec.registry import load, suggestion
-from specdec.results import ambiguous
+from specdec.results import ambiguous, combined
 from specdec.task import Sample, samples_of
 from specdec.types import Sampling
-from specdec.yamlfile import find, is_file, override, read
+from specdec.yamlfile import find, is_file, is_folder, override, read
 
 _REQUIRED = ("target", "drafters", "verifiers", "data")
 
@@ -25,7 +26,18 @@ _REQUIRED = ("target", "drafters", "verifiers", "data")
 @final
 @frozen(kw_only=True)
 class TargetSection:
-    """The model whose law is wanted; the options of `specdec.loading.load`."""
+    """The model whose law is wanted; the options of `specdec.loading.load`.
+
+    Attributes:
+        model: a hub id, a folder, a GGUF file, `random:FAMILY` for a tiny one made on the spot.
+        revision: branch, tag or commit of a hub id.
+        dtype: `auto` is the checkpoint's.
+        device: where it goes, such as cuda.
+        device_map: passed to transformers.
+        attn_implementation: sdpa or eager; null is transformers' choice.
+        quantization_config: passed to transformers.
+        trust_remote_code: runs code from the checkpoint.
+    """
 
     model: str
     revision: str | None = None
@@ -134,6 +146,9 @@ class Recipe:
         }
 
 
+_SECTIONS = tuple(name.name for name in attrs.fields(Recipe) if name.name not in ("name", "task", "samples"))
+
+
 def read_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read and check a recipe.
 
@@ -143,12 +158,24 @@ def read_recipe(source: str, overrides: Sequence[str] = ()) -> Recipe:
 
     Raises:
         RecipeError: lists every problem.
+        CompatibilityError: strategies do not fit each other or the cache; names every pair, and what is wrong with the
+            data.
         DataError: only the data are wrong.
     """
     path = find(source)
     content = read(path)
+    if content is None:
+        raise RecipeError(
+            f"{path}: is empty, wanted {', '.join(_REQUIRED)}; try `specdec init` for a recipe to begin with"
+        )
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: got {type(content).__name__}, wanted a mapping with {', '.join(_REQUIRED)}")
+    if content and not {str(key) for key in content} & set(_SECTIONS):
+        first = next(iter(content))
+        raise RecipeError(
+            f"{path}: is no recipe: it has {first!r} and none of {', '.join(_SECTIONS)}; try another file, or "
+            "`specdec init` for a recipe to begin with"
+        )
     for text in overrides:
         override(content, text)
     return _Reading(content, path).recipe()
@@ -162,11 +189,10 @@ class _Reading:
         self.problems: list[str] = []
 
     def recipe(self) -> Recipe:
-        sections = [name.name for name in attrs.fields(Recipe) if name.name not in ("name", "task", "samples")]
         for key in self.content:
-            if key not in sections:
+            if key not in _SECTIONS:
                 self.problems.append(
-                    f"{key}: unknown section{suggestion(str(key), sections)}; there are {', '.join(sections)}"
+                    f"{key}: unknown section{suggestion(str(key), _SECTIONS)}; there are {', '.join(_SECTIONS)}"
                 )
         for name in _REQUIRED:
             if self.content.get(name) is None:
@@ -181,12 +207,16 @@ class _Reading:
         report = self._section("report", ReportSection)
         seed = self._typed("seed", 0, int, "a whole number from 0")
         output = self._typed("output_dir", f"runs/{self.path.stem}", str, "a folder")
+        if isinstance(output, str) and (not output or "\0" in output):
+            self.problems.append(f"output_dir: got {output!r}, wanted a folder; try {f'runs/{self.path.stem}'!r}")
         samples, wrong = self._samples(data, task)
         if self.problems:
             raise RecipeError(self.problems + ([str(wrong)] if wrong else []))
+        assert kv is not None  # otherwise there are problems
+        if unfit := _unfit(drafters, verifiers, kv):
+            raise CompatibilityError(unfit + ([str(wrong)] if wrong else []))
         if wrong:
             raise wrong
-        assert kv is not None  # otherwise there are problems
         assert scheduler is not None
         assert task is not None
         return Recipe(
@@ -233,7 +263,9 @@ class _Reading:
         if given is None:
             return ()
         if not isinstance(given, list) or not given:
-            self.problems.append(f"{name}: got {given!r}, wanted a list of at least one mapping with `use`")
+            hint = f"; try [{given}]" if isinstance(given, dict) and given else ""
+            hint = f"; try [{{use: {given}}}]" if isinstance(given, str) else hint
+            self.problems.append(f"{name}: got {given!r}, wanted a list of at least one mapping with `use`{hint}")
             return ()
         entries = [self._entry(name, f"{name}[{index}]", options) for index, options in enumerate(given)]
         labels = [None if entry is None else entry.label for entry in entries]
@@ -281,7 +313,10 @@ class _Reading:
             found = next((place for place in places if is_file(place)), None)
             if found is None:
                 looked = " and ".join(str(place.parent.absolute()) for place in places)
-                self.problems.append(f"data.file: no file {Path(data.file).name!r}; looked in {looked}")
+                if any(is_folder(place) for place in places):
+                    self.problems.append(f"data.file: {data.file!r} is a folder, wanted a file; try one that is in it")
+                else:
+                    self.problems.append(f"data.file: no file {Path(data.file).name!r}; looked in {looked}")
                 return None, task
             data = attrs.evolve(data, file=str(found.resolve()))
         return data, task
@@ -290,12 +325,29 @@ class _Reading:
         if data is None or task is None:
             return (), None
         try:
-            return samples_of(task.make(), task.use, data.file, data.limit), None
+            samples = samples_of(task.make(), task.use, data.file, data.limit)
         except DataError as error:
             return (), error
+        if data.chat_template is False and (chats := [sample.id for sample in samples if sample.messages]):
+            return samples, DataError(
+                f"data.chat_template: false, but sample {chats[0]!r} has chat messages, which need a template; try auto"
+            )
+        return samples, None
 
     def _typed(self, name: str, default: Any, kind: type, wanted: str) -> Any:
         value = self.content.get(name, default)
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             self.problems.append(f"{name}: got {value!r}, wanted {wanted}")
         return value
+
+
+def _unfit(drafters: Sequence[Entry], verifiers: Sequence[Entry], kv: Entry) -> list[str]:
+    """What does not fit, of what strategies say without a model."""
+    tokens, rules = kv.make().tokens, [(entry.label, entry.make()) for entry in verifiers]
+    problems = []
+    for index, entry in enumerate(drafters):
+        drafter = entry.make()
+        problems += [f"drafters[{index}].{problem}" for problem in too_long(drafter, tokens)]
+        for label, rule in rules:
+            problems += [f"{combined(entry.label, label)}: {problem}" for problem in misfits(drafter, rule)]
+    return problems

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Self, final
 
 from attrs import frozen
@@ -43,10 +44,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any], *, overwrite: bool = False) -> Self:
-        """Look at a folder; writes nothing.
+        """Look at a folder; leaves nothing in it.
 
         Raises:
-            OutputError: it holds a finished run, an unfinished one of another recipe, or something else, or is in use.
+            OutputError: it holds a finished run, an unfinished one of another recipe, or something else, or is in use,
+                or is not writable.
         """
         folder = cls(path, config, overwrite)
         with _errors(path):
@@ -54,6 +56,11 @@ class RunFolder:
                 with folder.hold():
                     pass
             folder._fresh()
+            place = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+            if not place.is_dir():
+                raise OutputError(f"{path}: {place} is no folder, wanted one; try another --output-dir")
+            with TemporaryFile(dir=place):  # asked of the file system itself: rights are not all that can be missing
+                pass
         return folder
 
     @contextmanager
@@ -82,7 +89,7 @@ class RunFolder:
         """Whether there is nothing to go on from."""
         if self.path.exists() and not self.path.is_dir():
             raise OutputError(f"{self.path}: is a file, wanted a folder; try another --output-dir")
-        if self.overwrite or not self.path.exists() or all(path.name == LOCK for path in self.path.iterdir()):
+        if self.overwrite or not self.path.exists() or all(map(_is_ours, self.path.iterdir())):
             return True
         if not (self.path / CONFIG).is_file():
             raise OutputError(f"{self.path}: holds files that are no run; {_TRY}")
@@ -92,7 +99,7 @@ class RunFolder:
         if different := _differences(_without_place(found), _without_place(self.config)):
             reasons = "; ".join(different)
             raise OutputError(f"{self.path}: holds an unfinished run of another recipe ({reasons}); {_TRY}")
-        return False
+        return not (self.path / SAMPLES).exists()  # killed while it began
 
     def begin(self, environment: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Start writing; returns the records that an interrupted run left. Call it while the folder is held.
@@ -105,9 +112,10 @@ class RunFolder:
             if self._fresh():  # again: another run may have come and gone since
                 for name in (RESULTS, REPORT, SAMPLES, ENVIRONMENT, CONFIG):
                     (self.path / name).unlink(missing_ok=True)
+                # The recipe first: with it, what a kill leaves is known as this run's. The samples last.
+                self._write(CONFIG, dump(self.config))
                 self._write(ENVIRONMENT, _json(environment))
                 self._write(SAMPLES, "")
-                self._write(CONFIG, dump(self.config))
                 return []
             found = json.loads((self.path / ENVIRONMENT).read_text(encoding="utf-8"))
             if different := _differences(found, json.loads(_json(environment))):
@@ -136,9 +144,16 @@ class RunFolder:
             self._write(RESULTS, text)
 
     def _write(self, name: str, text: str) -> None:
+        for left in self.path.glob(f".{name}.*"):  # by a run that was killed; the folder is ours alone
+            left.unlink()
         temporary = self.path / f".{name}.{os.getpid()}"
         temporary.write_text(text, encoding="utf-8", errors=_HALVES)
         temporary.replace(self.path / name)
+
+
+def _is_ours(path: Path) -> bool:
+    """The lock, or the first thing that a run writes, cut off by a kill."""
+    return path.name == LOCK or path.name.startswith(f".{CONFIG}.")
 
 
 def _json(data: Mapping[str, Any]) -> str:
@@ -158,7 +173,8 @@ def _errors(path: Path) -> Iterator[None]:
     except RecipeError as error:
         raise OutputError(f"{error}; {_TRY}") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(f"{path}: cannot be used: {error}; {_TRY}") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise OutputError(f"{path}: cannot be used: {why}; {_TRY}") from error
 
 
 def _complete_lines(path: Path) -> list[dict[str, Any]]:

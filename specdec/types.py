@@ -103,7 +103,7 @@ class Request:
         sampling: how to draw and when to stop.
         id: comes back with every event; made by the engine when left out.
         processors: transformers `LogitsProcessor` objects, called for every verify position and every draft position
-            with exactly the tokens before it.
+            with exactly the tokens before it; not behind an end, nor behind a token that they forbid themselves.
     """
 
     prompt: tuple[int, ...] = field(converter=_ids)

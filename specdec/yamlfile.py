@@ -40,6 +40,10 @@ def find(source: str) -> Path:
     packaged = Path(str(importlib.resources.files(_SHIPPED))) / f"{source}.yaml"
     if "/" not in source and is_file(packaged):
         return packaged
+    if is_folder(path):
+        config = path / "config.yaml"  # what a run leaves
+        hint = f"try {config}" if is_file(config) else "try a file that is in it"
+        raise RecipeError(f"recipe {source!r}: is a folder, wanted a YAML file; {hint}")
     raise RecipeError(
         f"recipe {source!r}: no such file{suggestion(source, shipped())}; shipped: {', '.join(shipped())}"
     )
@@ -49,6 +53,14 @@ def is_file(path: Path) -> bool:
     """Whether it is one; a name that no file can have (too long, a NUL in it) is none."""
     try:
         return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """The same for a folder."""
+    try:
+        return path.is_dir()
     except (OSError, ValueError):
         return False
 
@@ -133,6 +145,8 @@ def override(content: dict[str, Any], change: str) -> None:
         raise RecipeError(f"--set {change}: wanted KEY=VALUE, such as drafters.0.num_speculative_tokens=7")
     value = parse(text, f"--set {dotted}")
     keys = re.sub(r"\[(\d+)\]", r".\1", dotted).split(".")
+    if not all(keys):
+        raise RecipeError(f"--set {dotted}: got an empty name in the key, wanted one such as drafters.0.model")
     place: Any = content
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1

@@ -18,12 +18,12 @@ LAYERS = (
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
     ("compat", "metrics", "trace", "settle", "progress", "costs"),
     ("engine", "replay", "results", "environment"),
-    ("registry", "options", "yamlfile"),
-    ("recipe", "report", "testing", "rundir", "generation"),
-    ("comparison",),
-    ("cli_answers",),
+    ("registry", "options", "yamlfile", "stopwatch"),
+    ("recipe", "report", "testing", "rundir", "generation", "layer_search", "exactness", "subject", "catalogue"),
+    ("comparison", "starter", "prognosis", "contract", "claims"),
+    ("cli_answers", "doctor", "conformance"),
     ("cli_generate",),
-    ("cli_doctor",),
+    ("cli_doctor", "cli_init", "cli_check"),
     ("cli",),
 )
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -39,7 +39,7 @@ FOREIGN = {
     "tokenizers": {"loading", "gguf_file"},
     "yaml": {"yamlfile"},
     "cattrs": {"options"},
-    "click": {"cli", "cli_answers", "cli_generate"},
+    "click": {"cli", "cli_answers", "cli_generate", "cli_doctor", "cli_init", "cli_check"},
     "rich": {"cli"},
     "matplotlib": {"report"},
 }
