@@ -104,7 +104,7 @@ def generate(
     turns = [] if system is None else [{"role": "system", "content": system}]
     try:
         samples = None if chat else _prompts(prompt, file)
-        from specdec.generation import make_sampling  # models and transformers are needed from here on only
+        from specdec.generation import failure, make_sampling  # models and transformers are needed from here on only
         from specdec.options import values
 
         made = make_sampling(**{name: value for name, value in sampling.items() if value not in (None, ())})
@@ -124,8 +124,8 @@ def generate(
     if as_json:
         about = {"model": target["model"], "drafter": generator.drafter, "verifier": generator.verifier}
         click.echo(json.dumps({**about, "sampling": values(made), **answers.document()}, allow_nan=False))
-    if failed := [done.id for done in answers.completions if done.finish_reason == "error"]:
-        raise ModelError(f"prompt {', '.join(failed)}: the target's scores were not finite; try --dtype float32")
+    if failed := [done for done in answers.completions if done.finish_reason == "error"]:
+        raise ModelError("\n".join(f"prompt {done.id}: {failure(done)}" for done in failed))
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[Sample]:

@@ -48,6 +48,11 @@ def preflight(target: Target) -> None:
         raise ModelError(
             f"{kind}: cannot be decoded with staged keys and values: {type(error).__name__}: {error}"
         ) from error
+    if not all(bool(torch.isfinite(logits).all()) for logits in own):
+        raise ModelError(
+            f"{kind}: the model's own forward gives scores that are not finite, in {target.dtype}; "
+            "try dtype float32, or fetch the checkpoint again"
+        )
     allowed = _TOLERANCE.get(target.dtype, 0.35)
     for name, rows_found in found.items():
         for row, (ours, wanted) in enumerate(zip(rows_found, own, strict=True)):

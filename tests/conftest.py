@@ -8,4 +8,6 @@ import torch
 os.environ["OMP_NUM_THREADS"] = "1"
 # No test asks a model hub for anything.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Nor does a bar run through what is said on stderr.
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 torch.set_num_threads(1)

