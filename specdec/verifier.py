@@ -142,7 +142,7 @@ class PointwiseVerifier(Verifier):
         return False
 
     def law(self, at: Place) -> Tensor | None:
-        """The law of the emitted token at a drafted place, [..., V], where a rule of exactness "own_target" states it."""
+        """Law of the token emitted at a drafted place, [..., V], where a rule of exactness "own_target" states it."""
         return None
 
     def advance(self, at: Place) -> Tensor | None:
