@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from specdec.cli_check import check
 from specdec.cli_doctor import doctor
 from specdec.cli_generate import generate
 from specdec.cli_init import init
+from specdec.cli_interrupt import stoppable
 from specdec.errors import OutputError, PluginError, RecipeError, SpecdecError
 from specdec.registry import KINDS, Plugin, load, names, plugins, problem, suggestion, summary
 
@@ -150,8 +151,12 @@ def run(
     from specdec.comparison import compare  # models and transformers are needed from here on only
     from specdec.report import last_line, markdown
 
-    with _logging(quiet=quiet), _progress(wanted=not quiet and sys.stderr.isatty()) as tell:
-        results = compare(read, overwrite=overwrite, progress=tell)
+    with (
+        _logging(quiet=quiet),
+        _progress(wanted=not quiet and sys.stderr.isatty()) as tell,
+        _interruptible(tell) as told,
+    ):
+        results = compare(read, overwrite=overwrite, progress=told)
     if not quiet:
         if sys.stdout.isatty():
             _show_tables(results)
@@ -303,6 +308,24 @@ def _progress(*, wanted: bool) -> Iterator[Callable[[Status], None] | None]:
         yield tell
     finally:
         bar.stop()
+
+
+@contextmanager
+def _interruptible(tell: Callable[[Status], None] | None) -> Iterator[Callable[[Status], None]]:
+    """From the first step on Ctrl-C ends a run between two steps; before, while a model is loaded, it does so at once."""
+    with ExitStack() as stack:
+        stopped: list[int] | None = None
+
+        def told(status: Status) -> None:
+            nonlocal stopped
+            if stopped is None:
+                stopped = stack.enter_context(stoppable())
+            if stopped:
+                raise KeyboardInterrupt
+            if tell is not None:
+                tell(status)
+
+        yield told
 
 
 def _show_tables(results: dict[str, Any]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import attrs
 import click
 
 from specdec.cli_answers import Answers
+from specdec.cli_interrupt import stoppable
 from specdec.errors import DataError, ModelError, RecipeError, RequestError
 from specdec.registry import load, suggestion
 
@@ -230,17 +230,21 @@ def _answer(
         for request, sample in zip(make_requests(ids, sampling), samples, strict=True)
     ]
     done: dict[str, Completion] = {}
-    for event in answers.events(generator, requests):
-        if len(samples) == 1:
-            answers.write(event.text)
-        if event.completion is not None:
-            done[event.id] = event.completion
-        while len(answers.completions) < len(requests) and (next_one := requests[len(answers.completions)]).id in done:
-            completion = done[next_one.id]
-            if len(samples) > 1:
-                answers.write("\n" * bool(answers.completions) + f"[{completion.id}]\n{completion.text}")
-            answers.end_line()
-            answers.keep(next_one, completion)
+    with stoppable() as stopped, closing(answers.events(generator, requests)) as events:
+        for event in events:
+            if stopped:
+                raise KeyboardInterrupt
+            if len(samples) == 1:
+                answers.write(event.text)
+            if event.completion is not None:
+                done[event.id] = event.completion
+            while len(answers.completions) < len(requests) and requests[len(answers.completions)].id in done:
+                request = requests[len(answers.completions)]
+                completion = done[request.id]
+                if len(samples) > 1:
+                    answers.write("\n" * bool(answers.completions) + f"[{completion.id}]\n{completion.text}")
+                answers.end_line()
+                answers.keep(request, completion)
 
 
 def _chat(generator: Generator, sampling: Sampling, system: list[Turn], answers: Answers) -> None:
@@ -272,7 +276,7 @@ def _chat(generator: Generator, sampling: Sampling, system: list[Turn], answers:
 def _turn(generator: Generator, request: Request, answers: Answers) -> str:
     """One answer, or what there is of it when Ctrl-C stops it."""
     text, cut = "", False
-    with _stoppable() as stopped, closing(answers.events(generator, [request])) as events:
+    with stoppable() as stopped, closing(answers.events(generator, [request])) as events:
         for event in events:
             answers.write(event.text)
             text += event.text
@@ -285,23 +289,6 @@ def _turn(generator: Generator, request: Request, answers: Answers) -> str:
     if cut and not answers.quiet:
         click.echo(f"(cut off after {request.sampling.max_new_tokens} tokens)", err=True)
     return text
-
-
-@contextmanager
-def _stoppable() -> Iterator[list[int]]:
-    """The first Ctrl-C only notes itself, so that a step is never cut in two; the second is an interrupt as always."""
-    stopped: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        if stopped:
-            raise KeyboardInterrupt
-        stopped.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _line() -> str | None:

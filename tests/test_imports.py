@@ -21,7 +21,7 @@ LAYERS = (
     ("registry", "options", "yamlfile", "stopwatch"),
     ("recipe", "report", "testing", "rundir", "generation", "layer_search", "exactness", "subject", "catalogue"),
     ("comparison", "starter", "prognosis", "contract", "claims"),
-    ("cli_answers", "doctor", "conformance"),
+    ("cli_answers", "cli_interrupt", "doctor", "conformance"),
     ("cli_generate",),
     ("cli_doctor", "cli_init", "cli_check"),
     ("cli",),
