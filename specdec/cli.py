@@ -312,7 +312,7 @@ def _progress(*, wanted: bool) -> Iterator[Callable[[Status], None] | None]:
 
 @contextmanager
 def _interruptible(tell: Callable[[Status], None] | None) -> Iterator[Callable[[Status], None]]:
-    """From the first step on Ctrl-C ends a run between two steps; before, while a model is loaded, it does so at once."""
+    """From the first step on Ctrl-C ends a run between two steps; while a model is loaded, it does so at once."""
     with ExitStack() as stack:
         stopped: list[int] | None = None
 
