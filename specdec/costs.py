@@ -234,10 +234,13 @@ def _over(surface: Surface, rows: int, width: int) -> float:
 
 
 def line(points: Mapping[int, float], at: int) -> float:
-    """Straight lines through the points, the first and the last going on; never below 0."""
+    """Straight lines through the points, the first and the last going on; never below 0, and past the last point never
+    below that: more work takes no less time, though a line that falls, as other kernels make it, would say so.
+    """
     places = sorted(points)
     if len(places) == 1:
         return points[places[0]]
     index = next((index for index, place in enumerate(places[1:-1], 1) if at <= place), len(places) - 1)
     low, high = places[index - 1], places[index]
-    return max(0.0, points[low] + (points[high] - points[low]) * (at - low) / (high - low))
+    least = points[high] if at > places[-1] else 0.0
+    return max(least, points[low] + (points[high] - points[low]) * (at - low) / (high - low))

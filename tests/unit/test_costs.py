@@ -42,6 +42,12 @@ def test_lines_go_on_beyond_the_points(at, value):
     assert line({0: 1.0, 2: 3.0, 4: 9.0} if at == 3 else {0: 1.0, 1: 2.0, 5: 10.0}, at) == pytest.approx(value)
 
 
+# Catches: a longer draft that costs nothing, where a forward of a few tokens happened to be slower than one of more.
+def test_costs_never_fall_past_what_was_measured():
+    assert line({0: 60.0, 2: 110.0, 4: 76.0}, 8) == 76.0
+    assert line({0: 60.0, 2: 110.0, 4: 76.0}, 3) == pytest.approx(93.0)
+
+
 # Catches: prompts counted on one side only, a draft's prompts counted on both, tokens that are not paid a plain step.
 def test_the_speed_up_is_plain_seconds_over_speculative_seconds():
     costs = Costs.of(TIMINGS)
