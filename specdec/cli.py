@@ -332,7 +332,7 @@ def _show_tables(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from specdec.report import FIDELITY, SPEED, cells, in_words
+    from specdec.report import FIDELITY, SPEED, cells, in_words, notes
 
     console = Console()
     rows = [cells(row) for row in results["rows"]]
@@ -346,5 +346,5 @@ def _show_tables(results: dict[str, Any]) -> None:
             shown = [row[column] if columns is not FIDELITY else row[column].partition(" [")[0] for column in columns]
             table.add_row(row["run"], *shown)
         console.print(table)
-    for line in in_words(results):
-        console.print(line.replace("**", ""), markup=False, highlight=False)
+    for line in (*in_words(results), *notes(results)):
+        console.print(line.replace("**", "").replace("\\*", "*"), markup=False, highlight=False)

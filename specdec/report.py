@@ -56,7 +56,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         _table(columns, rows),
         "",
         *in_words(results),
-        *(line for text in _notes(results) for line in (text, "")),
+        *(line for text in notes(results) for line in (text, "")),
         "## How to read it",
         "",
         *[f"- **{column}**: {results['formulas'][name]}." for column, name in _MEANINGS],
@@ -169,26 +169,27 @@ def _sampling(results: Mapping[str, Any]) -> str:
     return ", ".join([*told, f"at most {sampling['max_new_tokens']} new tokens"])
 
 
-def _notes(results: Mapping[str, Any]) -> list[str]:
+def notes(results: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before the figures, one sentence or two each."""
     rows = results["rows"]
-    notes = []
+    said = []
     if results["greedy"]:
-        notes.append(
+        said.append(
             "Decoding is greedy: p is all on the target's most probable token, and R, E, deviation and the nucleus "
             "refer to that."
         )
     if any(row["point_mass"] for row in rows):
-        notes.append(
+        said.append(
             "\\* Drafts are point masses (q = 1 on the draft token): the drafter does not sample, or decoding is "
             "greedy. R is then 1 - p(draft token), and NSD keeps every drafted token that lies in the nucleus."
         )
     if not any(row["baseline"] for row in rows):
-        notes.append("There is no autoregressive row (report.baseline is false), so no speedup.")
+        said.append("There is no autoregressive row (report.baseline is false), so no speedup.")
     if failed := [f"{row['label']} ({row['errors']})" for row in rows if row["errors"]]:
-        notes.append(
+        said.append(
             f"Requests that ended on scores that were not finite: {', '.join(failed)}. They are in all counts."
         )
-    return notes
+    return said
 
 
 def _details(results: Mapping[str, Any]) -> list[str]:
