@@ -21,7 +21,8 @@ def environment(target: Target) -> dict[str, Any]:
     """Plain data about versions, machine and target."""
     return {
         "python": platform.python_version(),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None}
+        | {"torch": str(torch.__version__)},  # with its build, which the metadata may leave out
         "platform": platform.platform(),
         "processor": _processor(),
         "processors": os.cpu_count(),
