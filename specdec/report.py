@@ -186,9 +186,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     if not any(row["baseline"] for row in rows):
         said.append("There is no autoregressive row (report.baseline is false), so no speedup.")
     if failed := [f"{row['label']} ({row['errors']})" for row in rows if row["errors"]]:
-        said.append(
-            f"Requests that ended on scores that were not finite: {', '.join(failed)}. They are in all counts."
-        )
+        said.append(f"Requests that ended on scores that were not finite: {', '.join(failed)}. They are in all counts.")
     return said
 
 

@@ -59,4 +59,5 @@ class Mars(PointwiseVerifier, FastAccept):
         """Whether the two best are close, and the second logit, [..., 1] each."""
         best = at.logits.topk(2, dim=-1).values
         first, second = best[..., :1], best[..., 1:]
-        return (first > 0) & (second > self.ratio * first), second
+        # As a product and not a quotient this is never true for first <= 0, since second <= first.
+        return second > self.ratio * first, second
