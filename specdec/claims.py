@@ -5,7 +5,7 @@ A check is a function of a `Subject`. It answers with a few words and its figure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -301,6 +301,24 @@ def definition(subject: Subject) -> Said:
     return f"{counted(count, 'model')}, drafts of 1 to 3 tokens, within {worst:.0e}", {"models": count, "tv": worst}
 
 
+def stated_law(subject: Subject) -> Said:
+    """`law` is what acceptance and correct make of every token that could be drafted, and the same for all of them."""
+    rule, worst = subject.pointwise, 0.0
+    for at, position in _positions(subject, 100):
+        if (law := rule.law(at)) is None:
+            raise DoesNotApply("it has no law at one position")
+        drawn = position.q > 0  # a point mass belongs to its own token
+        gap = _largest((law - position.law.unsqueeze(1)).abs().amax(-1)[drawn])
+        worst = max(worst, gap)
+        if not gap <= TOLERANCE:
+            raise Failed(
+                f"the law of what acceptance and correct emit is up to {gap:.3g} from law(at); a rule where one of "
+                "them looks at the drafted token needs its own law, or None",
+                difference=gap,
+            )
+    return f"law(at) is that of acceptance and correct within {worst:.0e}", {"difference": worst}
+
+
 def exactness(subject: Subject) -> Said:
     """The law of what is emitted is the target's, by enumeration, if the rule says so; if not, how far it is off."""
     rule, worst, where, count = subject.verifier, 0.0, "", 0
@@ -318,29 +336,18 @@ def exactness(subject: Subject) -> Said:
     if rule.exactness == "lossless":
         return f"the target's law in {counted(count, 'model')}, within {worst:.0e}", figures
     if rule.exactness == "own_target":
-        stated = getattr(rule, "law", None)
-        if not callable(stated) or getattr(type(rule), "law", None) is PointwiseVerifier.law:
+        stated = isinstance(rule, PointwiseVerifier) and type(rule).law is not PointwiseVerifier.law
+        if not stated:
             raise DoesNotApply(
                 f"own target, and no method law(at) that states it; up to {worst:.2f} (TV) from the target"
             )
-        return _own_target(subject, stated), figures
+        return f"its own target, stated by law(at); up to {worst:.2f} (TV) from the target", figures
     if worst <= TOLERANCE:
         return (
             f"says lossy and is the target's law in {counted(count, 'model')}: the declaration is too modest",
             figures,
         )
     return f"up to {worst:.2f} (TV) from the target: {where}", figures
-
-
-def _own_target(subject: Subject, stated: Callable[[Place], Tensor]) -> str:
-    worst = 0.0
-    for at, position in _positions(subject, 100):
-        drawn = position.q.argmax(-1)  # a point mass belongs to its own token
-        gap = _largest((position.law - stated(at)[torch.arange(len(drawn)), drawn]).abs())
-        worst = max(worst, gap)
-        if not gap <= TOLERANCE:
-            raise Failed(f"the law at a position is up to {gap:.3g} from its own law(at)", difference=gap)
-    return f"its own law(at) within {worst:.0e}"
 
 
 def _laws(subject: Subject) -> Iterator[tuple[str, Model, Tensor, int]]:

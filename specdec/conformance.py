@@ -146,6 +146,7 @@ CHECKS: dict[str, Callable[[Subject], Said]] = {
     "accept_at": contract.acceptance_at_the_drafted_token,
     "strict comparison": contract.strict_comparison,
     "definition": claims.definition,
+    "law": claims.stated_law,
     "exactness": claims.exactness,
     "family": claims.family,
     "lower bound": claims.lower_bound,

@@ -12,8 +12,8 @@ from attrs import Factory, asdict, define
 
 from specdec.law import PointMass
 from specdec.probability import at as gather
-from specdec.probability import mass_above, normalise
-from specdec.theory import deviation, excess, nucleus_excess, rejection
+from specdec.probability import mass_above, total_variation
+from specdec.theory import excess, nucleus_excess, rejection
 from specdec.types import SOURCES, Draft, Extras, Kept, Scores
 from specdec.verifier import Place, PointwiseVerifier, Verifier
 
@@ -124,7 +124,7 @@ def probe(draft: Draft, scores: Scores, verifier: Verifier) -> Extras:
     p, q: probabilities of the drafted token. rank: tokens more probable under p. in_nucleus: whether it lies in the
     target's nucleus of theta 0.95. rejection: R. nucleus_excess: E of NSD with theta 0.95 there, whatever rule runs.
     deviation: total variation between the rule's output law and p; excess: its acceptance beyond 1 - R. The last two
-    are NaN for rules that are not pointwise.
+    are NaN for rules that have no law at one place, or need what they remember for it.
     """
     nodes = draft.tokens.shape[1]
     p = scores.probs[:, :nodes]
@@ -146,10 +146,9 @@ def probe(draft: Draft, scores: Scores, verifier: Verifier) -> Extras:
     if isinstance(verifier, PointwiseVerifier) and verifier.memory == 0:
         hidden = {tap: features[:, 1:] for tap, features in scores.hidden.items()}
         at = Place(p, law, tokens, columns, scores.logits[:, :nodes], hidden)
-        acceptance = verifier.acceptance(at)
-        replacement, _ = normalise(verifier.correct(at), p)
-        values["deviation"] = deviation(p, q, acceptance, replacement)
-        values["excess"] = excess(p, q, acceptance)
+        if (emitted := verifier.law(at)) is not None:
+            values["deviation"] = total_variation(emitted, p)
+            values["excess"] = excess(p, q, verifier.acceptance(at))
     return Extras({name: value.double() for name, value in values.items()})
 
 

@@ -19,7 +19,7 @@ from specdec.noise import Noise
 from specdec.probability import at as gather
 from specdec.probability import normalise
 from specdec.target import Target
-from specdec.theory import standard_acceptance
+from specdec.theory import output_law, standard_acceptance
 from specdec.types import SOURCES, Draft, Scores, Verdict
 
 Family = Literal["lossless", "standard_or_set", "set_only", "mixture", "lookahead", "other"]
@@ -142,8 +142,12 @@ class PointwiseVerifier(Verifier):
         return False
 
     def law(self, at: Place) -> Tensor | None:
-        """Law of the token emitted at a drafted place, [..., V], where a rule of exactness "own_target" states it."""
-        return None
+        """Law of the token emitted at a drafted place before its draft token is known, [..., V].
+
+        This holds where `acceptance` and `correct` do not look at `at.token`; a rule where they do gives its own, or
+        None where that is not known. A rule of exactness "own_target" states here what it decodes.
+        """
+        return output_law(at.q.dense(), self.acceptance(at), normalise(self.correct(at), at.p)[0])
 
     def advance(self, at: Place) -> Tensor | None:
         """Memory after this place was examined, whatever became of its token. Siblings share a place."""

@@ -94,6 +94,10 @@ class AnyOf(PointwiseVerifier):
     def correct(self, at: Place) -> Tensor:
         return self._parts[0].correct(self._places(at)[0])
 
+    def law(self, at: Place) -> Tensor | None:
+        plain = all(type(rule).law is PointwiseVerifier.law for rule in self._parts)
+        return super().law(at) if plain else None
+
     def advance(self, at: Place) -> Tensor | None:
         if at.memory is None:
             return None

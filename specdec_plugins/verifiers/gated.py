@@ -89,6 +89,10 @@ class Gated(PointwiseVerifier):
         inside, outside = (rule.correct(own) for rule, own in self._sides(at))
         return torch.where(self._open(at).unsqueeze(-1), inside, outside)
 
+    def law(self, at: Place) -> Tensor | None:
+        inside, outside = (rule.law(own) for rule, own in self._sides(at))
+        return None if inside is None or outside is None else torch.where(self._open(at).unsqueeze(-1), inside, outside)
+
     def advance(self, at: Place) -> Tensor | None:
         memory = _remembered(at)
         opened = self._open(at).unsqueeze(-1)

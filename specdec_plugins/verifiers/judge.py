@@ -77,6 +77,9 @@ class Judge(PointwiseVerifier, FastAccept):
         standard = standard_acceptance(gather(at.p, at.token), at.q.at(at.token))
         return torch.where(self._approved(at), 1.0, standard)
 
+    def law(self, at: Place) -> None:
+        """Not known: it takes the features of tokens that were not drafted."""
+
     def _approved(self, at: Place) -> Tensor:
         if self._head is None:
             raise CompatibilityError("verifier Judge: has no head yet; call prepare(target), as Engine does")

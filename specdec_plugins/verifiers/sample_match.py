@@ -38,3 +38,6 @@ class SampleMatch(PointwiseVerifier, FastAccept):
 
     def correct(self, at: Place) -> Tensor:
         return without(at.p, at.token)
+
+    def law(self, at: Place) -> Tensor:
+        return at.p

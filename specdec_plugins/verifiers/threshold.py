@@ -50,6 +50,12 @@ class Threshold(PointwiseVerifier, FastAccept):
     def correct(self, at: Place) -> Tensor:
         return without(at.p, at.token)
 
+    def law(self, at: Place) -> Tensor:
+        q, keep = at.q.dense(), self._keep(at.p)
+        # Each rejected x shares its mass out over the others: p(y) / (1 - p(x)). Nothing of p(x) = 1 is rejected.
+        shared = q * (1 - keep) / torch.where(at.p < 1, 1 - at.p, 1.0)
+        return q * keep + at.p * (shared.sum(-1, keepdim=True) - shared)
+
     def _keep(self, p: Tensor) -> Tensor:
         share = (p / max(self.threshold_acc, 1e-9)).clamp(max=1.0)
         return torch.where(p >= self.threshold_single, 1.0, share)

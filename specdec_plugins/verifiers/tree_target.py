@@ -40,3 +40,6 @@ class TreeTarget(PointwiseVerifier, FastAccept):
 
     def correct(self, at: Place) -> Tensor:
         return without(at.p, at.token)
+
+    def law(self, at: Place) -> Tensor:
+        return at.p

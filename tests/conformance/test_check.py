@@ -15,7 +15,7 @@ from specdec.errors import ModelError
 from specdec.law import Dense
 from specdec.options import build
 from specdec.probability import at as gather
-from specdec.probability import normalise, one_hot
+from specdec.probability import normalise, one_hot, without
 from specdec.registry import load, names
 from specdec.subject import DoesNotApply, Failed, Subject
 from specdec.testing import chain, output_law, random_model, sampled_counts
@@ -546,8 +546,29 @@ def test_a_law_that_is_stated_is_compared():
 
     with pytest.raises(DoesNotApply, match=r"no method law.*0\.\d\d \(TV\) from the target"):
         CHECKS["exactness"](Subject(Mixture(), quick=True))
-    assert "its own law" in CHECKS["exactness"](Subject(States(), quick=True))[0]
-    caught("exactness", StatesWrongly(), "from its own law")
+    for name in ("exactness", "law"):
+        assert "law(at)" in CHECKS[name](Subject(States(), quick=True))[0]
+    caught("law", StatesWrongly(), "from law")
+
+
+# Catches: the law of one drafted token told as that of the place: a deviation where there is none.
+@pytest.mark.parametrize("where", ["acceptance", "correct"])
+def test_a_law_that_depends_on_the_drafted_token_is_caught(where):
+    class Sees(Pointwise):
+        def acceptance(self, at):
+            own = one_hot(at.token.clamp(min=0), at.p.shape[-1], at.p.dtype)
+            return torch.where(own > 0, at.p, 0.5 * at.p) if where == "acceptance" else at.p
+
+        def correct(self, at):
+            return without(at.p, at.token)
+
+    class Unknown(Sees):
+        def law(self, at):
+            return None
+
+    caught("law", Sees(), "looks at the drafted token")
+    with pytest.raises(DoesNotApply, match="no law at one position"):
+        CHECKS["law"](Subject(Unknown(), quick=True))
 
 
 # Catches: raw logits or features that are used and not declared.

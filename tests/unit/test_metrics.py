@@ -8,10 +8,14 @@ from specdec.law import Dense
 from specdec.metrics import DIAGNOSTICS, REFERENCE_THETA, Counters, bootstrap, pool, probe
 from specdec.probability import sample
 from specdec.types import Draft, Kept, Scores
-from specdec.verifier import PointwiseVerifier, Verifier
+from specdec.verifier import Place, PointwiseVerifier, Verifier
+from specdec_plugins.verifiers.cactus import Cactus
 from specdec_plugins.verifiers.greedy import Greedy
 from specdec_plugins.verifiers.nucleus import Nucleus
+from specdec_plugins.verifiers.sample_match import SampleMatch
 from specdec_plugins.verifiers.standard import Standard
+from specdec_plugins.verifiers.threshold import Threshold
+from specdec_plugins.verifiers.tree_target import TreeTarget
 from specdec_plugins.verifiers.typical import Typical
 
 
@@ -210,6 +214,31 @@ def test_deviation_where_the_residual_is_empty_is_that_of_the_fallback():
     target = probe(draft, scores, Typical(replacement="target")).values["deviation"]
     assert float(target.max()) > 0.01
     assert torch.allclose(residual, target, atol=1e-12)
+
+
+# Catches: the law after the one token that was drafted, taken for that of the place.
+@pytest.mark.parametrize(
+    "rule",
+    [SampleMatch(), TreeTarget(), Threshold(), Threshold(threshold_single=0.5, threshold_acc=0.6), Cactus(delta=0.3)],
+)
+def test_deviation_of_rules_whose_replacement_depends_on_the_token_equals_a_loop(rule):
+    draft, scores = case(10)
+    values = probe(draft, scores, rule).values
+    for row in range(ROWS):
+        for node in range(NODES):
+            p, q = scores.probs[row, node], draft.law.dense()[row, node]
+            law = torch.zeros_like(p)
+            for token in range(SIZE):
+                at = Place(p, Dense(q), torch.tensor(token), torch.tensor(node), p.log(), {})
+                keep = rule.acceptance(at)[token]
+                follow = rule.correct(at)
+                law[token] += q[token] * keep
+                if keep < 1:
+                    law += q[token] * (1 - keep) * follow / follow.sum()
+            expected = float((law - p).abs().sum() / 2)
+            assert float(values["deviation"][row, node]) == pytest.approx(expected, abs=1e-12)
+            if rule.exactness == "lossless":
+                assert expected == pytest.approx(0, abs=1e-12)
 
 
 def test_rules_that_are_not_pointwise_have_no_deviation():
