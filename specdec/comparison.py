@@ -25,7 +25,7 @@ from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
 from specdec.registry import load
 from specdec.report import markdown
-from specdec.results import Row, combined, fidelity, summarise
+from specdec.results import Row, combined, fidelity, plain_logprobs, summarise
 from specdec.rundir import RunFolder
 from specdec.target import Target
 from specdec.task import Sample
@@ -175,7 +175,8 @@ def combine(recipe: Recipe, target: Target) -> list[Combination]:
     for row, drafter, verifier in pairs:
         try:
             scheduler = recipe.scheduler.make()
-            engine = Engine(target, drafter, verifier, scheduler, diagnostics=recipe.report.diagnostics)
+            asked = {"diagnostics": recipe.report.diagnostics, "logprobs": recipe.report.logprobs}
+            engine = Engine(target, drafter, verifier, scheduler, **asked)
             made.append(Combination(row, engine))
         except CompatibilityError as error:
             problems += [f"{row.label}: {problem}" for problem in error.problems]
@@ -253,6 +254,7 @@ class _Run:
 
     def _record(self, label: str, repeat: int, completion: Completion, seconds: Sequence[float]) -> dict[str, Any]:
         """`seconds` is the request's equal share of its chunk's: only their sum means something."""
+        asked = {"logprobs": plain_logprobs(completion.logprobs)} if self.recipe.report.logprobs else {}
         return {
             "run": label,
             "sample": completion.id,
@@ -264,6 +266,7 @@ class _Run:
             "counters": completion.counters.to_dict(),
             "fidelity": fidelity(completion.diagnostics) if self.recipe.report.diagnostics else None,
             "seconds": dict(zip(("draft", "verify", "rest"), seconds, strict=True)),
+            **asked,
         }
 
 

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from specdec import tree
 from specdec.compat import check, check_draft
+from specdec.diagnostics import probe
 from specdec.drafter import Drafter
 from specdec.errors import CompatibilityError, RequestError
-from specdec.metrics import probe
 from specdec.preflight import preflight
 from specdec.progress import Completion, Event, Progress
 from specdec.scheduler import Room, Scheduler
 from specdec.sequence import Batch, Sequence, make_batch
-from specdec.settle import settle
+from specdec.settle import draw, settle
 from specdec.target import Target
 from specdec.text import TextStream
-from specdec.types import Draft, Kept, Request, Span
+from specdec.types import Draft, Extras, Kept, Request, Scores, Span, Verdict
 from specdec.verifier import Verifier
 
 
@@ -45,6 +45,7 @@ class Engine:
         scheduler: Scheduler,
         *,
         diagnostics: bool = False,
+        logprobs: bool = False,
     ) -> None:
         """
         Args:
@@ -52,7 +53,8 @@ class Engine:
             drafter: proposes; bound to the target here.
             verifier: decides.
             scheduler: says which rows run.
-            diagnostics: compute `specdec.metrics.probe` at every draft node of a chain.
+            diagnostics: say in `Completion.diagnostics` what `specdec.diagnostics.probe` finds at every examined place.
+            logprobs: say in `Completion.logprobs` how probable each token was, under the target and where it was drawn.
 
         Raises:
             CompatibilityError: they do not fit each other; names every reason.
@@ -65,7 +67,7 @@ class Engine:
         self.target, self.drafter, self.verifier, self.scheduler = target, drafter, verifier, scheduler
         self.seconds = [0.0, 0.0, 0.0]
         self.steps = 0
-        self._diagnostics = diagnostics
+        self._diagnostics, self._logprobs = diagnostics, logprobs
         self._taps = tuple(sorted({*drafter.taps, *verifier.taps}))
         self._memory = (
             torch.zeros((target.kv.rows, verifier.memory), dtype=torch.float64, device=target.device)
@@ -149,18 +151,27 @@ class Engine:
         drafted = self._clock()
         scores = self.target.score(batch, draft, self._taps)  # stages keys and values
         verified = self._clock()
-        wanted = self._diagnostics and draft.parents is None and draft.tokens.shape[1] > 0
-        extras = probe(draft, scores, self.verifier) if wanted else None
-        probed = self._clock()
         verdict = self.verifier.verify(draft, scores, batch.noise, batch.memory)
-        kept = settle(batch, draft, scores, verdict, clipped, extras)  # samples, stops; the one copy to the host
+        following = draw(verdict, batch.noise)
+        judged = self._clock()
+        extras = self._probe(batch, draft, scores, verdict, following)
+        probed = self._clock()
+        kept = settle(batch, draft, scores, verdict, following, clipped, extras)  # stops; the one copy to the host
         self._commit(batch, kept)
         self.drafter.observe(batch, kept)
         self.scheduler.observe(batch, kept)
-        seconds = (drafted - start, verified - drafted, self._clock() - probed)
+        seconds = (drafted - start, verified - drafted, judged - verified + self._clock() - probed)
         self.seconds = [total + part for total, part in zip(self.seconds, seconds, strict=True)]
         self.steps += 1
         return evolve(kept, seconds=seconds)
+
+    def _probe(self, batch: Batch, draft: Draft, scores: Scores, verdict: Verdict, following: Tensor) -> Extras | None:
+        if not self._logprobs and not (self._diagnostics and draft.tokens.shape[1]):
+            return None
+        return probe(
+            draft, scores, verdict, following, self.verifier, batch.noise, batch.memory,
+            diagnostics=self._diagnostics, logprobs=self._logprobs,
+        )  # fmt: skip
 
     def _start(self, row: Sequence) -> Tensor:
         numbers = self.verifier.start(row.request.prompt)
@@ -173,7 +184,7 @@ class Engine:
 
     def _clock(self) -> float:
         # Without waiting for the device, work of the diagnostics would be charged to what follows them.
-        if self._diagnostics and self.target.device.type == "cuda":
+        if (self._diagnostics or self._logprobs) and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
 

@@ -49,6 +49,7 @@ def generate(
     rows: int = 8,
     processors: Iterable[Any] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    logprobs: bool = False,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
 ) -> list[Completion]:
@@ -72,6 +73,7 @@ def generate(
         rows: prompts decoded at once; the others wait.
         processors: as in `Request`.
         chat_template_kwargs: handed to the chat template.
+        logprobs: fill `Completion.logprobs`: how probable each token was, under the target and where it was drawn.
         dtype: for models that are named; `auto` is the checkpoint's.
         device: for a model that is named.
 
@@ -104,6 +106,7 @@ def generate(
         verifier=verifier,
         num_speculative_tokens=num_speculative_tokens,
         rows=rows,
+        logprobs=logprobs,
         load_options={name: value for name, value in named.items() if value is not None},
     )
     ids = generator.encode(listed, chat_template_kwargs)
@@ -183,6 +186,7 @@ class Generator:
         verifier: str | Mapping[str, Any] | Verifier = "standard",
         num_speculative_tokens: int | None = None,
         rows: int = 8,
+        logprobs: bool = False,
         load_options: Mapping[str, Any] | None = None,
     ) -> None:
         """
@@ -219,7 +223,7 @@ class Generator:
             raise ModelError(f"model: got {type(model).__name__}, wanted a loaded model, a hub id or a folder")
         elif load_options:
             raise ModelError(f"{' and '.join(load_options)}: the model is loaded already; try without")
-        self.model, self.tokenizer, self._rows = model, tokenizer, rows
+        self.model, self.tokenizer, self._rows, self._logprobs = model, tokenizer, rows, logprobs
         self._engine: Engine | None = None
 
     def encode(
@@ -251,7 +255,8 @@ class Generator:
             drafter = self._drafter.make()
             cache = load("kv", "slab")(rows=rows, tokens=max(tokens, drafter.num_speculative_tokens + 2))
             target = Target(self.model, self.tokenizer, kv=cache)
-            self._engine = Engine(target, drafter, self._verifier.make(), load("schedulers", "continuous")())
+            scheduler = load("schedulers", "continuous")()
+            self._engine = Engine(target, drafter, self._verifier.make(), scheduler, logprobs=self._logprobs)
         refuse(self._engine, requests)
         return self._engine
 

@@ -28,7 +28,7 @@ class Law(ABC):
 
     @abstractmethod
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        """The law [B, V] of node `index` int64 [B]; the zero measure where `valid` bool [B] is false.
+        """The law [B, ..., V] of nodes `index` int64 [B, ...]; the zero measure where `valid` bool [B, ...] is false.
 
         The zero measure is the draft law of a position nothing was proposed for: its residual is the target's law.
         """
@@ -36,6 +36,11 @@ class Law(ABC):
     @abstractmethod
     def narrow(self, length: int) -> Law:
         """The same law for the first `length` nodes."""
+
+
+def _rows(index: Tensor) -> Tensor:
+    """The row of each entry of `index` [B, ...], to index with."""
+    return torch.arange(index.shape[0], device=index.device).view(-1, *(1,) * (index.dim() - 1))
 
 
 @final
@@ -57,7 +62,7 @@ class Dense(Law):
         return self.probs
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
+        rows = _rows(index)
         picked = self.probs[rows, index.clamp(min=0, max=self.probs.shape[1] - 1)]
         return Dense(torch.where(valid.unsqueeze(-1), picked, picked.new_zeros(())))
 
@@ -89,7 +94,7 @@ class Logits(Law):
         return self._scaled().softmax(-1)
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
+        rows = _rows(index)
         safe = index.clamp(min=0, max=self.logits.shape[1] - 1)
         scale = self.temperature[rows, safe] if isinstance(self.temperature, Tensor) else self.temperature
         picked = (self.logits[rows, safe] / scale).softmax(-1)
@@ -121,7 +126,7 @@ class Sparse(Law):
         return empty.scatter_add(-1, self.ids, self.probs)
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
+        rows = _rows(index)
         safe = index.clamp(min=0, max=self.ids.shape[1] - 1)
         return Sparse(self.ids[rows, safe], self.probs[rows, safe] * valid.unsqueeze(-1), self.vocabulary)
 
@@ -151,7 +156,7 @@ class PointMass(Law):
         return empty.scatter_(-1, self.tokens.clamp(min=0).unsqueeze(-1), mass)
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = torch.arange(index.shape[0], device=index.device)
+        rows = _rows(index)
         picked = self.tokens[rows, index.clamp(min=0, max=self.tokens.shape[1] - 1)]
         return PointMass(torch.where(valid, picked, -1), self.vocabulary, self.dtype)
 

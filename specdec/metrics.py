@@ -7,19 +7,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import final
 
-import torch
 from attrs import Factory, asdict, define
 
-from specdec.law import PointMass
-from specdec.probability import at as gather
-from specdec.probability import mass_above, total_variation
-from specdec.theory import excess, nucleus_excess, rejection
-from specdec.types import SOURCES, Draft, Extras, Kept, Scores
-from specdec.verifier import Place, PointwiseVerifier, Verifier
-
-# The paper's nucleus, for diagnostics that must not depend on the rule that runs.
-REFERENCE_THETA = 0.95
-DIAGNOSTICS = ("p", "q", "rank", "in_nucleus", "rejection", "nucleus_excess", "deviation", "excess")
+from specdec.types import SOURCES, Kept
 
 
 @final
@@ -35,6 +25,7 @@ class Counters:
         num_emitted_tokens: all new tokens, bonus and replacement included.
         num_clipped: draft tokens beyond the budget or outside the vocabulary, never verified.
         num_drafted_per_pos: how often a draft had a token at each position (in a tree, at each depth).
+        num_examined_per_pos: how often the rule came to that position.
         num_accepted_tokens_per_pos: how often the token there was kept.
         num_per_source: how often the token after the path came from each of `SOURCES`.
         num_per_length: histogram of emitted tokens per step.
@@ -47,6 +38,7 @@ class Counters:
     num_emitted_tokens: int = 0
     num_clipped: int = 0
     num_drafted_per_pos: list[int] = Factory(list)
+    num_examined_per_pos: list[int] = Factory(list)
     num_accepted_tokens_per_pos: list[int] = Factory(list)
     num_per_source: dict[str, int] = Factory(lambda: dict.fromkeys(SOURCES, 0))
     num_per_length: dict[int, int] = Factory(dict)
@@ -65,7 +57,11 @@ class Counters:
         self.num_accepted_tokens += accepted
         self.num_emitted_tokens += emitted
         self.num_clipped += kept.clipped[row]
-        for counts, upto in ((self.num_drafted_per_pos, depth), (self.num_accepted_tokens_per_pos, accepted)):
+        for counts, upto in (
+            (self.num_drafted_per_pos, depth),
+            (self.num_examined_per_pos, min(accepted + (not cut), depth)),
+            (self.num_accepted_tokens_per_pos, accepted),
+        ):
             counts.extend([0] * (upto - len(counts)))
             for position in range(upto):
                 counts[position] += 1
@@ -84,6 +80,17 @@ class Counters:
     def acceptance_length(self) -> float | None:
         """num_emitted_tokens / num_steps, the papers' tau; bonus or replacement included."""
         return self.num_emitted_tokens / self.num_steps if self.num_steps else None
+
+    @property
+    def acceptance_by_position(self) -> list[tuple[float | None, float]]:
+        """For each draft position the share kept of those examined there, and of all drafts that had a token there."""
+        every = zip(
+            self.num_accepted_tokens_per_pos + [0] * len(self.num_drafted_per_pos),
+            self.num_examined_per_pos + [0] * len(self.num_drafted_per_pos),
+            self.num_drafted_per_pos,
+            strict=False,
+        )
+        return [(kept / seen if seen else None, kept / drafted) for kept, seen, drafted in every]
 
     def to_dict(self) -> dict[str, object]:
         """Plain data for a results file."""
@@ -105,7 +112,7 @@ def pool(parts: Sequence[Counters]) -> Counters:
             "num_clipped",
         ):
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        for name in ("num_drafted_per_pos", "num_accepted_tokens_per_pos"):
+        for name in ("num_drafted_per_pos", "num_examined_per_pos", "num_accepted_tokens_per_pos"):
             counts = getattr(total, name)
             more = getattr(part, name)
             counts.extend([0] * (len(more) - len(counts)))
@@ -116,40 +123,6 @@ def pool(parts: Sequence[Counters]) -> Counters:
         for length, value in part.num_per_length.items():
             total.num_per_length[length] = total.num_per_length.get(length, 0) + value
     return total
-
-
-def probe(draft: Draft, scores: Scores, verifier: Verifier) -> Extras:
-    """Diagnostics of every node of a chain, each [B, N] float64; positions after the first rejection were not examined.
-
-    p, q: probabilities of the drafted token. rank: tokens more probable under p. in_nucleus: whether it lies in the
-    target's nucleus of theta 0.95. rejection: R. nucleus_excess: E of NSD with theta 0.95 there, whatever rule runs.
-    deviation: total variation between the rule's output law and p; excess: its acceptance beyond 1 - R. The last two
-    are NaN for rules that have no law at one place, or need what they remember for it.
-    """
-    nodes = draft.tokens.shape[1]
-    p = scores.probs[:, :nodes]
-    law = draft.law or PointMass(draft.tokens, p.shape[-1], p.dtype)
-    q = law.dense()
-    tokens = draft.tokens
-    columns = torch.arange(nodes, device=tokens.device).expand(tokens.shape)
-    chosen = gather(p, tokens)
-    values = {
-        "p": chosen,
-        "q": law.at(tokens),
-        "rank": (p > chosen.unsqueeze(-1)).sum(-1),
-        "in_nucleus": (mass_above(p, chosen) < REFERENCE_THETA) & (chosen > 0),
-        "rejection": rejection(p, q),
-        "nucleus_excess": nucleus_excess(p, q, REFERENCE_THETA),
-        "deviation": torch.full_like(chosen, float("nan")),
-        "excess": torch.full_like(chosen, float("nan")),
-    }
-    if isinstance(verifier, PointwiseVerifier) and verifier.memory == 0:
-        hidden = {tap: features[:, 1:] for tap, features in scores.hidden.items()}
-        at = Place(p, law, tokens, columns, scores.logits[:, :nodes], hidden)
-        if (emitted := verifier.law(at)) is not None:
-            values["deviation"] = total_variation(emitted, p)
-            values["excess"] = excess(p, q, verifier.acceptance(at))
-    return Extras({name: value.double() for name, value in values.items()})
 
 
 def bootstrap(

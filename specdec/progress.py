@@ -22,8 +22,10 @@ class Completion:
         text: their text without special tokens, up to a stop string; None without a tokenizer.
         finish_reason: `eos`, `stop_string`, `length`, `context` or `error` (scores that were not finite).
         counters: what happened.
-        diagnostics: `accepted` (1 or 0) and every value of `specdec.metrics.probe`, one number for each examined draft
-            position, in order; empty unless asked for.
+        diagnostics: name of `specdec.diagnostics.DIAGNOSTICS` -> one number for each examined draft position, in order;
+            empty unless asked for.
+        logprobs: `target`, `raw`, `output` and `uncovered` of `specdec.diagnostics.probe`, one number for each of
+            `tokens`; empty unless asked for. exp(target - output) is the token's importance weight.
     """
 
     id: str
@@ -32,6 +34,7 @@ class Completion:
     finish_reason: FinishReason
     counters: Counters
     diagnostics: dict[str, list[float]]
+    logprobs: dict[str, list[float]]
 
 
 @final
@@ -48,21 +51,19 @@ class Event:
 @final
 @define(eq=False)
 class Progress:
-    """Counters, diagnostics and shown text of one running request."""
+    """Counters, asked numbers and shown text of one running request."""
 
     counters: Counters = field(factory=Counters)
     diagnostics: dict[str, list[float]] = field(factory=dict)
+    logprobs: dict[str, list[float]] = field(factory=dict)
     shown: int = 0
 
     def record(self, row: Sequence, kept: Kept, index: int) -> Event:
         """Add row `index` of a step. Tokens that a stop cut off are in none of the figures."""
         self.counters.count(kept, index)
-        emitted, accepted = len(kept.tokens[index]), kept.accepted[index]
-        if kept.extras:
-            examined = min(accepted + 1, kept.drafted[index], emitted)
-            self.diagnostics.setdefault("accepted", []).extend(float(node < accepted) for node in range(examined))
-            for name, values in kept.extras.items():
-                self.diagnostics.setdefault(name, []).extend(values[index][:examined])
+        for lists, new in ((self.diagnostics, kept.diagnostics), (self.logprobs, kept.logprobs)):
+            for name, values in new.items():
+                lists.setdefault(name, []).extend(values[index])
         completion = None
         if row.finish_reason is not None:
             if row.text is not None:
@@ -74,6 +75,7 @@ class Progress:
                 finish_reason=row.finish_reason,
                 counters=self.counters,
                 diagnostics=self.diagnostics,
+                logprobs=self.logprobs,
             )
         text = "" if row.text is None else row.text.text[self.shown :]
         self.shown += len(text)

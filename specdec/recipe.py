@@ -78,11 +78,14 @@ class ReportSection:
         baseline: also run plain autoregressive decoding; speedups are against it.
         repeats: runs of every prompt, each with its own noise.
         diagnostics: compute what the fidelity columns need; kept out of all times.
+        logprobs: put into `samples.jsonl` how probable each token was under the target and under the law it was drawn
+            from; kept out of all times.
     """
 
     baseline: bool = True
     repeats: int = field(default=1, validator=ge(1))
     diagnostics: bool = True
+    logprobs: bool = False
 
 
 @final

@@ -26,6 +26,16 @@ _MEANINGS = (
 )
 
 
+_PRICES = (
+    ("excess", "excess"),
+    ("deviation per request", "deviation_per_request"),
+    ("bound", "sequence_bound"),
+    ("relaxed", "relaxed"),
+    ("draft entropy there", "relaxed_draft_entropy"),
+    ("target entropy there", "relaxed_target_entropy"),
+)
+
+
 def cells(row: Mapping[str, Any]) -> dict[str, str]:
     """One row of results as text, by column; every column is there."""
     drafts = row["counters"]["num_draft_tokens"] > 0
@@ -56,10 +66,13 @@ def markdown(results: Mapping[str, Any]) -> str:
         _table(columns, rows),
         "",
         *in_words(results),
+        *_price(results["rows"]),
+        *_positions(results["rows"]),
         *(line for text in notes(results) for line in (text, "")),
         "## How to read it",
         "",
-        *[f"- **{column}**: {results['formulas'][name]}." for column, name in _MEANINGS],
+        *[f"- **{column}**: {results['formulas'][name]}." for column, name in (*_MEANINGS, *_PRICES)],
+        f"- **by position**: {results['formulas']['acceptance_by_position']}.",
         f"- In brackets: {results['formulas']['interval']}.",
         "- **exactness**: `lossless` keeps the target's law; `own target` keeps another law that the rule states; "
         "`lossy` promises neither, and its speed means little without the columns to the right of it.",
@@ -75,6 +88,46 @@ def markdown(results: Mapping[str, Any]) -> str:
         *_environment(results["environment"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _price(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each rule that is not lossless did beyond the standard one, as a section; nothing where none ran."""
+    lines = []
+    for row in rows:
+        found = row["fidelity"]
+        if row["exactness"] == "lossless" or found is None or not found["places"]:
+            continue
+        kinds = {"relaxed": _percent, "relaxed_draft_entropy": _two, "relaxed_target_entropy": _two}
+        texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
+        for column, name in _PRICES:
+            if name == "sequence_bound":
+                texts[column] = "none" if found[name] is None else _three(found[name])
+            else:
+                unknown = name in ("excess", "deviation_per_request") and found[name]["value"] is None
+                texts[column] = NOT_MEASURED if unknown else _interval(found[name], kinds.get(name, _three))
+        lines.append(texts)
+    if not lines:
+        return []
+    return ["## Beyond the standard rule", "", _table(list(lines[0]), lines), ""]
+
+
+def _positions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Acceptance by draft position as a section."""
+    rows = [row for row in rows if row["acceptance_by_position"]]
+    if not rows:
+        return []
+    most = max(len(row["acceptance_by_position"]) for row in rows)
+    lines = []
+    for row in rows:
+        texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
+        for place in range(most):
+            here = row["acceptance_by_position"][place : place + 1]
+            texts[str(place + 1)] = (
+                f"{_percent(here[0]['conditional'])} / {_percent(here[0]['unconditional'])}" if here else NONE
+            )
+        lines.append(texts)
+    heading = "Of the draft tokens at each position: kept of those examined / kept of all drafts that reach there."
+    return ["## Acceptance by position", "", heading, "", _table(list(lines[0]), lines), ""]
 
 
 def in_words(results: Mapping[str, Any]) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 from attrs import asdict, frozen
 
-from specdec.metrics import REFERENCE_THETA, Counters, bootstrap, pool
+from specdec.diagnostics import DIAGNOSTICS, REFERENCE_THETA
+from specdec.metrics import Counters, bootstrap, pool
 
 SCHEMA_VERSION = 1
 TOP = 10
@@ -26,6 +28,14 @@ FORMULAS = {
     "nucleus_excess": f"mean over examined places of E, the sum of (q - p)+ over p's nucleus of theta "
     f"{REFERENCE_THETA}: the total variation that NSD causes there, whatever rule runs",
     "deviation": "mean over examined places of TV(output law of the rule that runs, p)",
+    "excess": "mean over examined places of the rule's acceptance, sum of q a, beyond the standard rule's 1 - R",
+    "deviation_per_request": "mean over requests of the sum of deviations at their places; its expectation bounds the "
+    "total variation between the law of whole outputs and the target's",
+    "sequence_bound": "deviation_per_request, at most 1: an estimate of that bound from these requests, no certificate",
+    "relaxed": "share of accepted draft tokens that the standard rule rejects on the same uniform number",
+    "relaxed_target_entropy": "mean entropy of p, in nats, at the places of these tokens",
+    "relaxed_draft_entropy": "mean entropy of q, in nats, at the places of these tokens",
+    "acceptance_by_position": "conditional: kept / examined at a draft position; unconditional: kept / drafted there",
     "rejected_in_nucleus": f"share of rejected draft tokens that lie in p's nucleus of theta {REFERENCE_THETA}",
     "rejected_in_top_10": "share of rejected draft tokens with fewer than 10 tokens more probable under p",
     "agreement": "share of requests with the ids of the standard row of the same drafter on the same noise, and among "
@@ -63,18 +73,39 @@ class Row:
 
 
 def fidelity(diagnostics: Mapping[str, Sequence[float]]) -> dict[str, float | int | None]:
-    """Sums over the examined places of one request; `deviation` is None for a rule that has no law at one place."""
-    missed = [index for index, kept in enumerate(diagnostics.get("accepted", ())) if not kept]
-    deviations = diagnostics.get("deviation", ())
-    measured = all(value == value for value in deviations)
+    """Sums over the examined places of one request; `excess` and `deviation` are None where a rule has no law."""
+    values = {name: diagnostics.get(name, ()) for name in DIAGNOSTICS}
+    accepted = list(zip(values["accepted"], values["by_ratio"], strict=True))
+    missed = [index for index, (kept, _) in enumerate(accepted) if not kept]
+    relaxed = [index for index, (kept, standard) in enumerate(accepted) if kept and not standard]
+
+    def known(name: str) -> float | None:
+        total = sum(values[name])
+        return total if total == total else None
+
     return {
-        "places": len(diagnostics.get("rejection", ())),
-        "rejection": sum(diagnostics.get("rejection", ())),
-        "nucleus_excess": sum(diagnostics.get("nucleus_excess", ())),
-        "deviation": sum(deviations) if measured else None,
+        "places": len(accepted),
+        "rejection": sum(values["rejection"]),
+        "nucleus_excess": sum(values["nucleus_excess"]),
+        "excess": known("excess"),
+        "deviation": known("deviation"),
+        "accepted": len(accepted) - len(missed),
+        "relaxed": len(relaxed),
+        "relaxed_target_entropy": sum(values["target_entropy"][index] for index in relaxed),
+        "relaxed_draft_entropy": sum(values["draft_entropy"][index] for index in relaxed),
         "rejected": len(missed),
-        "rejected_in_nucleus": sum(diagnostics["in_nucleus"][index] > 0 for index in missed),
-        "rejected_in_top_10": sum(diagnostics["rank"][index] < TOP for index in missed),
+        "rejected_in_nucleus": sum(values["in_nucleus"][index] > 0 for index in missed),
+        "rejected_in_top_10": sum(values["rank"][index] < TOP for index in missed),
+    }
+
+
+def plain_logprobs(logprobs: Mapping[str, Sequence[float]]) -> dict[str, list[float | None] | None]:
+    """As JSON can hold it: minus infinity is null, and so is a whole list in which something is not known (NaN)."""
+    return {
+        name: None
+        if any(value != value for value in values)
+        else [None if value == -math.inf else value for value in values]
+        for name, values in logprobs.items()
     }
 
 
@@ -135,6 +166,9 @@ def _row(row: Row, by_row: Mapping[str, list[Record]], pace: float | None) -> di
         "acceptance_length_gain": _gain(records, by_row[row.reference]) if row.reference is not None else None,
         "acceptance_length_mean_over_requests": statistics.fmean(lengths) if lengths else None,
         "acceptance_rate": total.acceptance_rate,
+        "acceptance_by_position": [
+            {"conditional": seen, "unconditional": drafted} for seen, drafted in total.acceptance_by_position
+        ],
         "seconds": {**seconds, "total": sum(seconds.values())},
         "tokens_per_second": own,
         "speedup": own / pace if own and pace else None,
@@ -155,17 +189,29 @@ def _fidelity(records: Sequence[Record]) -> dict[str, Any] | None:
     if not records or any(record["fidelity"] is None for record in records):
         return None
 
-    def mean(name: str, over: str = "places") -> dict[str, Any]:
+    def mean(name: str, over: str | None = "places") -> dict[str, Any]:
         if any(record["fidelity"][name] is None for record in records):
             return {"value": None, "interval": None}
-        return _ratio(records, lambda record: record["fidelity"][name], lambda record: record["fidelity"][over])
+        return _ratio(
+            records,
+            lambda record: record["fidelity"][name],
+            lambda record: 1 if over is None else record["fidelity"][over],
+        )
+
+    whole = mean("deviation", None)
 
     return {
         "places": sum(record["fidelity"]["places"] for record in records),
         "rejected": sum(record["fidelity"]["rejected"] for record in records),
         "rejection": mean("rejection"),
         "nucleus_excess": mean("nucleus_excess"),
+        "excess": mean("excess"),
         "deviation": mean("deviation"),
+        "deviation_per_request": whole,
+        "sequence_bound": None if whole["value"] is None else min(1.0, max(0.0, whole["value"])),
+        "relaxed": mean("relaxed", "accepted"),
+        "relaxed_target_entropy": mean("relaxed_target_entropy", "relaxed"),
+        "relaxed_draft_entropy": mean("relaxed_draft_entropy", "relaxed"),
         "rejected_in_nucleus": mean("rejected_in_nucleus", "rejected"),
         "rejected_in_top_10": mean("rejected_in_top_10", "rejected"),
     }

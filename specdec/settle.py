@@ -5,17 +5,31 @@ This is the one device-to-host copy of a step, and the one place where tokens en
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from specdec import tree
+from specdec.noise import Noise
 from specdec.probability import sample
 from specdec.sequence import Batch
 from specdec.types import SOURCES, Draft, Extras, FinishReason, Kept, Scores, Source, Verdict
 
 
+def draw(verdict: Verdict, noise: Noise) -> Tensor:
+    """The token after each kept path, int64 [B]."""
+    return sample(verdict.next_probs, noise.uniform("next", 1).squeeze(1))
+
+
 def settle(
-    batch: Batch, draft: Draft, scores: Scores, verdict: Verdict, clipped: Tensor, extras: Extras | None
+    batch: Batch,
+    draft: Draft,
+    scores: Scores,
+    verdict: Verdict,
+    following: Tensor,
+    clipped: Tensor,
+    extras: Extras | None,
 ) -> Kept:
     """Commit tokens one by one to the batch's sequences and advance their steps.
 
@@ -24,8 +38,9 @@ def settle(
         draft: what was verified, [B, N].
         scores: what the target said.
         verdict: what the rule decided.
+        following: int64 [B], as drawn from it.
         clipped: int64 [B], nodes that the drafter proposed in vain.
-        extras: numbers per node that somebody asked for.
+        extras: numbers that somebody asked for.
 
     Returns:
         What was kept. A row with scores that are not finite keeps nothing and finishes with `error`.
@@ -33,19 +48,19 @@ def settle(
     starts = batch.lengths
     nodes = draft.tokens.shape[1]
     depth = draft.sizes if draft.parents is None else tree.deepest(draft.parents, draft.sizes)
-    token = sample(verdict.next_probs, batch.noise.uniform("next", 1).squeeze(1))
-    columns = [verdict.lengths, token, verdict.source, scores.finite, draft.sizes, clipped, depth]
+    examined = draft.sizes if extras is None else extras.examined
+    columns = [verdict.lengths, following, verdict.source, scores.finite, draft.sizes, clipped, depth, examined]
     first = len(columns)
     parts = [torch.stack([column.double() for column in columns], 1), verdict.path.double(), draft.tokens.double()]
-    names = list(extras.values) if extras is not None else []
-    parts += [extras.values[name].double() for name in names] if extras is not None else []
+    places, laws = ({}, {}) if extras is None else (extras.places, extras.tokens)
+    parts += [*places.values(), *laws.values()]
     host = torch.cat(parts, dim=1).tolist()
 
     kept: list[tuple[int, ...]] = []
     offsets: list[list[int]] = []
     finished: list[FinishReason | None] = []
     for row, values in zip(batch.rows, host, strict=True):
-        length, following, finite = int(values[0]), int(values[1]), bool(values[3])
+        length, last, finite = int(values[0]), int(values[1]), bool(values[3])
         path = [int(node) for node in values[first : first + length]]
         tokens = [int(values[first + verdict.path.shape[1] + node]) for node in path]
         row.step += 1
@@ -53,7 +68,7 @@ def settle(
         if not finite:
             row.finish_reason = "error"
         else:
-            for new in (*tokens, following):
+            for new in (*tokens, last):
                 emitted.append(new)
                 if row.append(new) is not None:
                     break
@@ -68,7 +83,10 @@ def settle(
     device = draft.tokens.device
     padded, after = padded.reshape(len(kept), widest).to(device), after.reshape(len(kept), widest).to(device)
     index = torch.arange(len(kept), device=device).unsqueeze(1)
-    block = first + verdict.path.shape[1] + nodes
+    emitted_counts = [len(tokens) for tokens in kept]
+    looked = [min(int(values[7]), count) for values, count in zip(host, emitted_counts, strict=True)]
+    start = first + verdict.path.shape[1] + nodes
+    middle = start + sum(block.shape[1] for block in places.values())
     return Kept(
         tokens=tuple(kept),
         starts=starts,
@@ -85,11 +103,20 @@ def settle(
         sources=tuple(_source(values) for values in host),
         finished=tuple(finished),
         memory=verdict.memory,
-        extras={
-            name: tuple(tuple(values[block + i * nodes : block + (i + 1) * nodes]) for values in host)
-            for i, name in enumerate(names)
-        },
+        diagnostics=_cut(host, start, places, looked),
+        logprobs=_cut(host, middle, laws, emitted_counts),
     )
+
+
+def _cut(
+    host: list[list[float]], start: int, blocks: Mapping[str, Tensor], counts: list[int]
+) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """The first `counts` numbers of each row of some blocks that lie side by side from column `start` on."""
+    found = {}
+    for name, block in blocks.items():
+        found[name] = tuple(tuple(row[start : start + count]) for row, count in zip(host, counts, strict=True))
+        start += block.shape[1]
+    return found
 
 
 def _source(values: list[float]) -> Source | None:

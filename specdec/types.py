@@ -188,9 +188,17 @@ class Verdict:
 @final
 @frozen(eq=False)
 class Extras:
-    """Numbers per draft node that someone asked for, `values[name]` float64 [B, N]."""
+    """Numbers that someone asked for, about the places of a step; `specdec.diagnostics.probe` says which.
 
-    values: Mapping[str, Tensor]
+    Attributes:
+        examined: int64 [B], at how many places, the first ones, a draft token was examined.
+        places: name -> float64 [B, W], of these places.
+        tokens: name -> float64 [B, W], of every emitted token.
+    """
+
+    examined: Tensor
+    places: Mapping[str, Tensor]
+    tokens: Mapping[str, Tensor]
 
 
 @final
@@ -213,7 +221,8 @@ class Kept:
         accepted: draft nodes the rule kept, per row, before stops cut them.
         sources: where the token after the path came from, per row.
         seconds: draft, verify, rest.
-        extras: name -> per row, one number per draft node; only what was asked for.
+        diagnostics: name -> per row, one number for each examined place; only what was asked for.
+        logprobs: name -> per row, one number for each emitted token; the same.
         finished: why a row ended, or None.
     """
 
@@ -233,4 +242,5 @@ class Kept:
     finished: tuple[FinishReason | None, ...]
     memory: Tensor | None = None
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    extras: Mapping[str, tuple[tuple[float, ...], ...]] | None = None
+    diagnostics: Mapping[str, tuple[tuple[float, ...], ...]] = field(factory=dict)
+    logprobs: Mapping[str, tuple[tuple[float, ...], ...]] = field(factory=dict)

@@ -16,7 +16,7 @@ LAYERS = (
     ("kv", "loading", "processing", "subset"),
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
-    ("compat", "metrics", "trace", "settle", "progress", "costs"),
+    ("compat", "metrics", "diagnostics", "trace", "settle", "progress", "costs"),
     ("engine", "replay", "results", "environment"),
     ("registry", "options", "yamlfile", "stopwatch"),
     ("recipe", "report", "testing", "rundir", "generation", "layer_search", "exactness", "subject", "catalogue"),

@@ -8,7 +8,7 @@ from specdec.law import Dense
 from specdec.noise import Noise
 from specdec.probability import sample
 from specdec.sequence import Sequence, make_batch
-from specdec.settle import settle
+from specdec.settle import draw, settle
 from specdec.testing import (
     ALPHA,
     chain,
@@ -123,8 +123,8 @@ def test_a_law_that_was_not_sampled_from_is_noticed(rule):
     assert chi_square(counts, output_law(rule, P, cut, chain(2), 2)) < ALPHA
 
 
-def test_settle_draws_what_follows_from_its_own_stream():
-    # Through batch, verify and settle as in the loop; catches settle drawing from a stream already used.
+def test_what_follows_is_drawn_from_its_own_stream():
+    # Through batch, verify, draw and settle as in the loop; catches drawing from a stream already used.
     sequences = []
     for index in range(SAMPLES):
         request = Request(prompt=(0,), sampling=Sampling(seed=SEED + index, max_new_tokens=8))
@@ -138,7 +138,8 @@ def test_settle_draws_what_follows_from_its_own_stream():
     fed = torch.stack([batch.pending, token], 1)
     scores = Scores(fed, probs.log(), probs, {}, torch.ones(SAMPLES, dtype=torch.bool))
     verdict = Standard().verify(draft, scores, batch.noise, None)
-    kept = settle(batch, draft, scores, verdict, torch.zeros(SAMPLES, dtype=torch.int64), None)
+    following = draw(verdict, batch.noise)
+    kept = settle(batch, draft, scores, verdict, following, torch.zeros(SAMPLES, dtype=torch.int64), None)
     first = torch.bincount(torch.tensor([tokens[0] for tokens in kept.tokens]), minlength=5)
     assert report(chi_square(first, P[0][0])) > ALPHA
     pairs = torch.tensor([tokens for tokens in kept.tokens if len(tokens) == 2])

@@ -146,6 +146,21 @@ def test_without_diagnostics_fidelity_is_not_measured():
     assert "not measured" in result.stdout
 
 
+# Catches: an option that does not reach the engine, numbers that JSON cannot hold, lists of another length.
+def test_logprobs_stand_in_the_samples_when_asked():
+    run("--set", "report.logprobs=true", "--set", "verifiers.1={use: fly}", "--set", "sampling.temperature=0")
+    entries = records()
+    for entry in entries:
+        assert set(entry["logprobs"]) == {"target", "raw", "output", "uncovered"}
+        assert {len(values) for values in entry["logprobs"].values() if values is not None} == {len(entry["tokens"])}
+        assert set(entry["logprobs"]["target"]) <= {0.0, None}  # greedy: all mass on one token
+    unknown = {entry["run"] for entry in entries if entry["logprobs"]["output"] is None}
+    assert unknown <= {"model + fly", "prompt_lookup + fly"}
+    assert unknown
+    run("--overwrite")
+    assert all("logprobs" not in entry for entry in records())
+
+
 # Catches: a finished run that is overwritten or appended to; --overwrite that keeps old records.
 def test_a_finished_run_is_replaced_only_when_asked():
     run()

@@ -61,6 +61,28 @@ def no_model(monkeypatch):
     monkeypatch.setattr(generation, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
 
 
+# Catches: numbers shifted by one token, raw logits that were filtered, a temperature left out, laws of the draft.
+@pytest.mark.parametrize("verifier", ["standard", "block", "nucleus", "sample_match"])
+def test_logprobs_are_those_of_a_forward_over_the_whole_text(pair, verifier):
+    model, tokenizer = pair
+    options = {"draft_model": "random:llama:1", "num_speculative_tokens": 3, "temperature": 0.6, "max_new_tokens": 24}
+    found = specdec.generate(model, tokenizer, TEXTS, verifier=verifier, logprobs=True, **options)
+    silent = specdec.generate(model, tokenizer, TEXTS, verifier=verifier, **options)
+    assert [one.tokens for one in silent] == [one.tokens for one in found]
+    assert {bool(one.logprobs) for one in silent} == {False}
+    for text, one in zip(TEXTS, found, strict=True):
+        prompt = tokenizer(text).input_ids
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *one.tokens]])).logits[0, len(prompt) - 1 : -1]
+        own = torch.tensor(one.tokens).unsqueeze(1)
+        for name, laws in (("raw", logits), ("target", logits / 0.6)):
+            wanted = laws.log_softmax(-1).gather(1, own).squeeze(1)
+            assert torch.allclose(torch.tensor(one.logprobs[name]), wanted, atol=1e-4)
+        assert (one.logprobs["output"] == one.logprobs["target"]) == (verifier != "nucleus")
+        assert all(value == value for value in one.logprobs["output"])
+        assert one.logprobs["uncovered"] == [0.0] * len(one.tokens)
+
+
 def tokens(completions):
     return [completion.tokens for completion in completions]
 

@@ -8,8 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from specdec.cli import main
+from specdec.diagnostics import DIAGNOSTICS, LOGPROBS
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PRICE = (Path(__file__).parents[2] / "docs" / "price.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 CONSOLE = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
 
@@ -38,3 +40,12 @@ def test_the_rule_of_the_readme_runs_by_the_command_beside_it(tmp_path, monkeypa
 @pytest.mark.parametrize(("block", "most"), [(0, 5), (1, 13), (2, 22)])
 def test_examples_are_short(block, most):
     assert PYTHON[block].count("\n") <= most
+
+
+# Catches: a figure that is measured and not explained, or explained and no longer measured; weights from other names.
+def test_the_page_of_prices_names_what_is_measured_and_its_example_runs():
+    cells = [cell for line in PRICE.splitlines() if line.startswith("| `") for cell in [line.split(" | ")[0]]]
+    assert sorted(name for cell in cells for name in re.findall(r"`(\w+)`", cell)) == sorted(DIAGNOSTICS + LOGPROBS)
+    names: dict[str, float] = {}
+    exec(compile(re.search(r"```python\n(.*?)```", PRICE, re.DOTALL)[1], "price.md", "exec"), names)
+    assert 0 < names["weight"] < float("inf")

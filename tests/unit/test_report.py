@@ -37,7 +37,12 @@ def sums(places=4, rejection=1.0, deviation=0.5, rejected=2, in_nucleus=1, in_to
         "places": places,
         "rejection": rejection,
         "nucleus_excess": 0.4,
+        "excess": deviation,
         "deviation": deviation,
+        "accepted": places - rejected,
+        "relaxed": min(1, places - rejected),
+        "relaxed_target_entropy": 0.9,
+        "relaxed_draft_entropy": 0.3,
         "rejected": rejected,
         "rejected_in_nucleus": in_nucleus,
         "rejected_in_top_10": in_top,
@@ -169,7 +174,11 @@ def test_results_are_json_without_nan(records):
 def test_fidelity_sums_are_over_examined_places():
     diagnostics = {
         "accepted": [1.0, 0.0, 0.0],
+        "by_ratio": [0.0, 0.0, 0.0],
         "rejection": [0.1, 0.2, 0.3],
+        "target_entropy": [1.0, 2.0, 4.0],
+        "draft_entropy": [0.5, 8.0, 16.0],
+        "excess": [0.1, 0.1, 0.2],
         "nucleus_excess": [0.0, 0.1, 0.1],
         "deviation": [0.1, 0.1, 0.1],
         "in_nucleus": [1.0, 1.0, 0.0],
@@ -179,19 +188,55 @@ def test_fidelity_sums_are_over_examined_places():
     assert found["places"] == 3
     assert found["rejection"] == pytest.approx(0.6)
     assert (found["rejected"], found["rejected_in_nucleus"], found["rejected_in_top_10"]) == (2, 1, 1)
-    assert fidelity({**diagnostics, "deviation": [0.1, NAN, 0.1]})["deviation"] is None
+    assert (found["accepted"], found["relaxed"]) == (1, 1)
+    assert (found["relaxed_target_entropy"], found["relaxed_draft_entropy"]) == (1.0, 0.5)
+    assert found["excess"] == pytest.approx(0.4)
+    assert fidelity({**diagnostics, "by_ratio": [1.0, 1.0, 0.0]})["relaxed"] == 0
+    unknown = fidelity({**diagnostics, "deviation": [0.1, NAN, 0.1], "excess": [NAN] * 3})
+    assert (unknown["deviation"], unknown["excess"], unknown["places"]) == (None, None, 3)
     assert fidelity({})["places"] == 0
 
 
 # Catches: a table whose rows have other columns than its head, a formula that is not printed.
-def test_the_report_has_one_table_and_every_formula():
+def test_the_report_begins_with_one_table_and_has_every_formula():
     found = results()
     text = markdown(found)
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + len(ROWS)
-    assert len({line.count(" | ") for line in table[:1] + table[2:]}) == 1
-    for name in ("acceptance_length", "acceptance_rate", "speedup", "rejection", "nucleus_excess", "agreement"):
-        assert found["formulas"][name] in text
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables[0]) == 2 + len(ROWS)
+    for table in tables:
+        assert len({line.count(" | ") for line in table[:1] + table[2:]}) == 1
+    for name in set(found["formulas"]) - {"acceptance_length_mean_over_requests", "interval"}:
+        assert f": {found['formulas'][name]}." in text, name
+
+
+# Catches: sums divided by places, a bound above 1 or from a rule without a law, lossless rules that have a price.
+def test_the_price_of_a_rule_is_told_for_a_request():
+    steep = [{**entry, "fidelity": sums(deviation=1.5)} for entry in RECORDS]
+    found = by_label(results(records=steep))["rule"]["fidelity"]
+    assert found["deviation_per_request"]["value"] == pytest.approx(1.5)
+    assert found["deviation"]["value"] == pytest.approx(1.5 / 4)
+    assert found["sequence_bound"] == 1.0
+    assert found["relaxed"]["value"] == pytest.approx(1 / 2)
+    assert found["relaxed_target_entropy"]["value"] == pytest.approx(0.9)
+    section = markdown(results(records=steep)).split("## Beyond the standard rule")[1].split("##")[0]
+    assert "| rule " in section
+    assert "standard" not in section
+    assert by_label(results())["rule"]["fidelity"]["sequence_bound"] is None
+    section = markdown(results()).split("## Beyond the standard rule")[1].split("##")[0]
+    assert "not measured" in section
+    assert " none " in section
+
+
+# Catches: the two shares swapped, positions of other rows, a column for none.
+def test_acceptance_by_position_stands_in_a_table():
+    counters = json.loads(json.dumps(Counters(
+        num_drafted_per_pos=[4, 4], num_examined_per_pos=[4, 2], num_accepted_tokens_per_pos=[2, 1]
+    ).to_dict()))  # fmt: skip
+    found = results(records=[*RECORDS[:4], {**RECORDS[4], "counters": counters}])
+    section = markdown(found).split("## Acceptance by position")[1].split("##")[0]
+    assert "| rule | lossy     | 50 % / 50 % | 50 % / 25 % |" in section
+    assert "plain" not in section
+    assert "## Acceptance by position" not in markdown(results())
 
 
 # Catches: a speed-up below 1 that is called faster, the baseline compared with itself, words without a baseline.

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from specdec.loading import byte_tokenizer
 from specdec.sequence import Sequence, make_batch
-from specdec.settle import settle
+from specdec.settle import draw, settle
 from specdec.text import TextStream
 from specdec.types import SOURCES, Draft, Extras, Kept, Request, Sampling, Scores, Verdict
 
@@ -58,7 +58,7 @@ def step(
         finite=torch.tensor(finite or [True] * count),
     )
     draft = Draft(padded, torch.tensor([len(row) for row in tokens]))
-    return settle(batch, draft, scores, verdict, torch.arange(count), extras)
+    return settle(batch, draft, scores, verdict, draw(verdict, batch.noise), torch.arange(count), extras)
 
 
 def consistent(kept: Kept, rows: list[Sequence]) -> None:
@@ -233,12 +233,25 @@ def test_features_are_those_of_the_kept_cells():
     assert kept.hidden[-1][1, :2, 0].tolist() == [5.0, 6.0]
 
 
-def test_extras_come_back_per_node_under_their_names():
-    extras = Extras({"p": torch.arange(8.0).view(2, 4), "rank": torch.arange(8, 16).view(2, 4)})
-    kept = step([sequence(), sequence()], path=[[1], [0, 1]], extras=extras)
-    assert kept.extras["p"] == ((0.0, 1.0, 2.0, 3.0), (4.0, 5.0, 6.0, 7.0))
-    assert kept.extras["rank"] == ((8.0, 9.0, 10.0, 11.0), (12.0, 13.0, 14.0, 15.0))
-    assert step([sequence()]).extras == {}
+def test_extras_come_back_per_place_under_their_names():
+    # Catches blocks that are shifted, numbers of places that were not examined, and of tokens that a stop cut off.
+    block = torch.arange(9.0, dtype=torch.float64).view(3, 3)
+    extras = Extras(torch.tensor([1, 3, 2]), {"p": block, "rank": 10 + block}, {"target": 20 + block})
+    rows = [sequence(), sequence(), sequence(stop_ids=[BLOCK[0]])]
+    kept = step(rows, path=[[0], [0, 1], [0, 1]], extras=extras)
+    assert kept.diagnostics == {
+        "p": ((0.0,), (3.0, 4.0, 5.0), (6.0,)),
+        "rank": ((10.0,), (13.0, 14.0, 15.0), (16.0,)),
+    }
+    assert kept.logprobs == {"target": ((20.0, 21.0), (23.0, 24.0, 25.0), (26.0,))}
+    assert step([sequence()]).diagnostics == step([sequence()]).logprobs == {}
+
+
+# Catches: numbers of a row whose scores are not finite.
+def test_a_row_that_failed_has_no_numbers():
+    extras = Extras(torch.tensor([3]), {"p": torch.ones((1, 3)).double()}, {"target": torch.ones((1, 3)).double()})
+    kept = step([sequence()], path=[[0, 1]], finite=[False], extras=extras)
+    assert (kept.diagnostics, kept.logprobs) == ({"p": ((),)}, {"target": ((),)})
 
 
 def test_large_ids_survive_the_copy_to_the_host():
@@ -258,7 +271,7 @@ def test_sources_are_named(source):
     empty = torch.zeros((1, 1, SIZE))
     scores = Scores(batch.pending.unsqueeze(1), empty, empty, {}, torch.ones(1, dtype=torch.bool))
     draft = Draft(torch.zeros((1, 0)).long(), torch.zeros(1).long())
-    kept = settle(batch, draft, scores, verdict, torch.zeros(1).long(), None)
+    kept = settle(batch, draft, scores, verdict, torch.tensor([NEXT]), torch.zeros(1).long(), None)
     assert kept.sources == (SOURCES[source],)
     assert kept.tokens == ((NEXT,),)
 
