@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = (
     ("errors", "law", "hub"),
-    ("types", "noise", "probability", "theory", "tree", "text", "encoding"),
+    ("types", "noise", "probability", "theory", "tree", "text", "encoding", "jsonlines"),
     ("sequence", "task", "gguf_file", "checkpoint"),
     ("wheel_model",),
     ("kv", "loading", "processing", "subset"),
