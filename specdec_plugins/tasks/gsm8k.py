@@ -21,8 +21,8 @@ class Gsm8k(Benchmark):
     r"""GSM8K, 1319 word problems of grade school mathematics (arXiv:2110.14168), judged by math-verify.
 
     Asks to reason step by step and to put the final answer within \boxed{}, in DeepSpec's words. Scores: `strict` reads
-    the last \boxed{} alone, `lenient` whatever math-verify takes for the answer, such as the last number. Data: fields
-    question and answer; gsm8k.jsonl in SPECDEC_DATA, openai/gsm8k on the hub.
+    the last \boxed{} alone; `lenient` also takes what math-verify reads in the whole text, such as its last number.
+    Data: fields question and answer; gsm8k.jsonl in SPECDEC_DATA, openai/gsm8k on the hub.
 
     Attributes:
         scored: false judges nothing and does without math-verify.
@@ -51,4 +51,4 @@ class Gsm8k(Benchmark):
             return {}
         gold, boxed = sample.fields["answer"], math_answers.last_boxed(completion)
         strict = boxed is not None and math_answers.right(gold, boxed)
-        return {"strict": float(strict), "lenient": float(math_answers.right(gold, completion))}
+        return {"strict": float(strict), "lenient": float(strict or math_answers.right(gold, completion))}
