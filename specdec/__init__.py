@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specdec.progress import Completion, Event
     from specdec.scheduler import Scheduler
     from specdec.target import Target
-    from specdec.task import Sample, Score, Task
+    from specdec.task import Sample, Task
     from specdec.types import Draft, Kept, Request, Sampling, Scores, Verdict
     from specdec.verifier import FastAccept, Place, PointwiseVerifier, Verifier
 
@@ -26,7 +26,7 @@ _HOMES = {
     "progress": ("Completion", "Event"),
     "scheduler": ("Scheduler",),
     "target": ("Target",),
-    "task": ("Sample", "Score", "Task"),
+    "task": ("Sample", "Task"),
     "types": ("Draft", "Kept", "Request", "Sampling", "Scores", "Verdict"),
     "verifier": ("FastAccept", "Place", "PointwiseVerifier", "Verifier"),
 }
@@ -48,7 +48,6 @@ __all__ = [
     "Sample",
     "Sampling",
     "Scheduler",
-    "Score",
     "Scores",
     "Target",
     "Task",

@@ -49,7 +49,7 @@ class RequestError(SpecdecError, ValueError):
 
 
 class DataError(SpecdecError, ValueError):
-    """A data file is missing or malformed; the message names the line."""
+    """A data file is missing or malformed (the message names the line), or what judges completions is missing."""
 
     exit_code = 7
 

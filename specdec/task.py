@@ -22,15 +22,6 @@ class Sample:
     fields: Mapping[str, Any] = field(factory=dict)
 
 
-@final
-@frozen(kw_only=True)
-class Score:
-    """How good a completion is: `value` in [0, 1] under the metric `name`."""
-
-    name: str
-    value: float
-
-
 class Task(ABC):
     """A source of prompts."""
 
@@ -43,8 +34,12 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def score(self, sample: Sample, completion: str) -> Score | None:
-        """Judge one completion; None where the task has no measure."""
+    def score(self, sample: Sample, completion: str) -> Mapping[str, float]:
+        """Judge one completion: metric -> value in [0, 1]. The same metrics for every sample; none without a measure.
+
+        Raises:
+            DataError: what it needs to judge is missing.
+        """
 
 
 def samples_of(task: Task, name: str, file: str | None, limit: int | None) -> tuple[Sample, ...]:
@@ -71,3 +66,22 @@ def samples_of(task: Task, name: str, file: str | None, limit: int | None) -> tu
             raise DataError(f"task {name}: two samples have the id {sample.id!r}, wanted one of its own for each")
         ids.add(sample.id)
     return samples
+
+
+def scores_of(task: Task, name: str, sample: Sample, completion: str) -> dict[str, float]:
+    """What a task says of one completion, checked, since results are made of it; empty where it has no measure.
+
+    Raises:
+        DataError: the task says so, fails, or gives something else than numbers from 0 to 1.
+    """
+    where = f"task {name}: score() of sample {sample.id!r}"
+    try:
+        given = task.score(sample, completion)
+        scores = {str(metric): float(value) for metric, value in given.items()}
+    except DataError:
+        raise
+    except Exception as error:  # a task is a stranger's code
+        raise DataError(f"{where} failed: {type(error).__name__}: {error}; wanted numbers by name") from error
+    if wrong := {metric: value for metric, value in scores.items() if not 0.0 <= value <= 1.0}:
+        raise DataError(f"{where} gave {wrong}, wanted numbers from 0 to 1")
+    return scores

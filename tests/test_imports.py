@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    ("errors", "law", "hub"),
-    ("types", "noise", "probability", "theory", "tree", "text", "encoding"),
+    ("errors", "law", "hub", "code_blocks", "sandbox_launcher", "sandbox_program", "math_worker"),
+    ("types", "noise", "probability", "theory", "tree", "text", "encoding", "jsonlines", "sandbox", "math_answers"),
     ("sequence", "task", "gguf_file", "checkpoint"),
-    ("wheel_model",),
-    ("kv", "loading", "processing", "subset"),
+    ("wheel_model", "benchmark"),
+    ("kv", "loading", "processing", "subset", "code_benchmark"),
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
     ("compat", "metrics", "diagnostics", "trace", "settle", "progress", "costs"),
@@ -42,6 +42,8 @@ FOREIGN = {
     "click": {"cli", "cli_answers", "cli_generate", "cli_doctor", "cli_init", "cli_check"},
     "rich": {"cli"},
     "matplotlib": {"report"},
+    "datasets": {"benchmark"},
+    "math_verify": {"math_worker"},
 }
 CORE = sorted((ROOT / "specdec").glob("*.py"))
 PLUGINS = sorted((ROOT / "specdec_plugins").rglob("*.py"))
