@@ -332,18 +332,20 @@ def _show_tables(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from specdec.report import FIDELITY, SPEED, cells, in_words, notes
+    from specdec.report import FIDELITY, NONE, SPEED, cells, in_words, notes
 
     console = Console()
     rows = [cells(row) for row in results["rows"]]
-    for columns in (("exactness", *SPEED), FIDELITY):
+    scores = tuple(dict.fromkeys(name for row in results["rows"] for name in row["scores"]))
+    for columns in filter(None, (("exactness", *SPEED), FIDELITY, scores)):
         table = Table()
         table.add_column("run", no_wrap=True)
         for column in columns:
             table.add_column(column, justify="left" if column == "exactness" else "right")
         for row in rows:
             # Intervals of the second table are in the report; a terminal is narrow.
-            shown = [row[column] if columns is not FIDELITY else row[column].partition(" [")[0] for column in columns]
+            texts = [row.get(column, NONE) for column in columns]
+            shown = [text if columns is not FIDELITY else text.partition(" [")[0] for text in texts]
             table.add_row(row["run"], *shown)
         console.print(table)
     for line in (*in_words(results), *notes(results)):

@@ -28,8 +28,8 @@ from specdec.report import markdown
 from specdec.results import Row, combined, fidelity, plain_logprobs, summarise
 from specdec.rundir import RunFolder
 from specdec.target import Target
-from specdec.task import Sample
-from specdec.types import Request
+from specdec.task import Sample, scores_of
+from specdec.types import Request, Sampling
 
 BASELINE = "autoregressive"
 _WARM_UP_TOKENS = 8
@@ -59,10 +59,11 @@ class Status:
 @final
 @frozen(eq=False)
 class Combination:
-    """One row of the comparison and the engine that makes it."""
+    """One row of the comparison, the engine that makes it, and how its tokens are drawn."""
 
     row: Row
     engine: Engine
+    sampling: Sampling
 
 
 def compare(
@@ -143,19 +144,23 @@ def combine(recipe: Recipe, target: Target) -> list[Combination]:
     Raises:
         CompatibilityError: names every pair that does not fit, and why.
     """
-    pairs: list[tuple[Row, Drafter, Any]] = []
-    if recipe.report.baseline:
-        standard, none = load("verifiers", "standard")(), load("drafters", "none")()
-        row = Row(
-            label=BASELINE,
-            drafter="none",
-            verifier="standard",
-            exactness=standard.exactness,
-            family=standard.family,
-            point_mass=False,
-            baseline=True,
-        )
-        pairs.append((row, none, standard))
+    pairs: list[tuple[Row, Drafter, Any, Sampling]] = []
+    plain = Row(
+        label=BASELINE,
+        drafter="none",
+        verifier="standard",
+        exactness="lossless",
+        family="lossless",
+        point_mass=False,
+        baseline=True,
+    )
+    alone = [(plain, recipe.sampling)] if recipe.report.baseline else []
+    if recipe.report.controls:
+        for top_p in _thetas(recipe):
+            control = evolve(plain, label=f"top_p={top_p:g}", exactness="lossy", family="other", baseline=False)
+            alone.append((control, evolve(recipe.sampling, top_p=min(top_p, recipe.sampling.top_p))))
+    for row, sampling in alone:
+        pairs.append((row, load("drafters", "none")(), load("verifiers", "standard")(), sampling))
     standards = [entry.label for entry in recipe.verifiers if entry.use == "standard"]
     for source in recipe.drafters:
         drafter = source.make()
@@ -170,19 +175,25 @@ def combine(recipe: Recipe, target: Target) -> list[Combination]:
                 point_mass=drafter.num_speculative_tokens > 0 and (drafter.deterministic or recipe.sampling.greedy),
                 reference=combined(source.label, standards[0]) if standards and entry.label not in standards else None,
             )
-            pairs.append((row, drafter, verifier))
+            pairs.append((row, drafter, verifier, recipe.sampling))
     made, problems = [], []
-    for row, drafter, verifier in pairs:
+    for row, drafter, verifier, sampling in pairs:
         try:
             scheduler = recipe.scheduler.make()
             asked = {"diagnostics": recipe.report.diagnostics, "logprobs": recipe.report.logprobs}
             engine = Engine(target, drafter, verifier, scheduler, **asked)
-            made.append(Combination(row, engine))
+            made.append(Combination(row, engine, sampling))
         except CompatibilityError as error:
             problems += [f"{row.label}: {problem}" for problem in error.problems]
     if problems:
         raise CompatibilityError(problems)
     return made
+
+
+def _thetas(recipe: Recipe) -> list[float]:
+    """Of the rules that keep what lies in a nucleus, each once."""
+    found = [entry.values["theta"] for entry in recipe.verifiers if isinstance(entry.values.get("theta"), float)]
+    return list(dict.fromkeys(found))
 
 
 @final
@@ -202,6 +213,7 @@ class _Run:
         self.total = len(prompts) * recipe.report.repeats * len(combinations)
         self.done = 0
         self.seen: dict[str, list[float]] = {}  # label -> emitted tokens, steps, seconds
+        self.task, self.samples = recipe.task.make(), {sample.id: sample for sample in recipe.samples}
 
     def remaining(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Everything that no record is of, in order."""
@@ -220,15 +232,15 @@ class _Run:
                         made += new
         return made
 
-    def _request(self, sample: str, repeat: int) -> Request:
-        sampling = evolve(self.recipe.sampling, seed=request_seed(self.recipe.seed, sample, repeat))
+    def _request(self, combination: Combination, sample: str, repeat: int) -> Request:
+        sampling = evolve(combination.sampling, seed=request_seed(self.recipe.seed, sample, repeat))
         return Request(prompt=self.prompts[sample], sampling=sampling, id=sample)
 
     def warm_up(self) -> None:
         """A few tokens that count nowhere: first calls allocate and choose kernels. A failure then leaves no folder."""
-        first = self._request(next(iter(self.prompts)), 0)
-        few = evolve(first.sampling, max_new_tokens=min(_WARM_UP_TOKENS, first.sampling.max_new_tokens))
         for combination in self.combinations:
+            first = self._request(combination, next(iter(self.prompts)), 0)
+            few = evolve(first.sampling, max_new_tokens=min(_WARM_UP_TOKENS, first.sampling.max_new_tokens))
             combination.engine.generate([evolve(first, sampling=few)])
 
     def _segment(self, combination: Combination, chunk: Sequence[str], repeat: int) -> list[dict[str, Any]]:
@@ -236,7 +248,7 @@ class _Run:
         before = list(engine.seconds)
         done: dict[str, Completion] = {}
         seen = self.seen.setdefault(label, [0.0, 0.0, 0.0])
-        for event in engine.stream([self._request(name, repeat) for name in chunk]):
+        for event in engine.stream([self._request(combination, name, repeat) for name in chunk]):
             if event.completion is not None:
                 done[event.id] = event.completion
                 self.done += 1
@@ -266,6 +278,7 @@ class _Run:
             "counters": completion.counters.to_dict(),
             "fidelity": fidelity(completion.diagnostics) if self.recipe.report.diagnostics else None,
             "seconds": dict(zip(("draft", "verify", "rest"), seconds, strict=True)),
+            "scores": scores_of(self.task, self.recipe.task.use, self.samples[completion.id], completion.text or ""),
             **asked,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -123,6 +124,20 @@ def pool(parts: Sequence[Counters]) -> Counters:
         for length, value in part.num_per_length.items():
             total.num_per_length[length] = total.num_per_length.get(length, 0) + value
     return total
+
+
+def wilson(successes: float, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share, `successes` of `trials` (E. B. Wilson, 1927).
+
+    Raises:
+        ValueError: there are no trials.
+    """
+    if trials < 1:
+        raise ValueError(f"'trials' must be at least 1, got {trials}")
+    z, share = 1.959963984540054, successes / trials
+    centre, scale = share + z * z / (2 * trials), 1 + z * z / trials
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def bootstrap(

@@ -80,12 +80,15 @@ class ReportSection:
         diagnostics: compute what the fidelity columns need; kept out of all times.
         logprobs: put into `samples.jsonl` how probable each token was under the target and under the law it was drawn
             from; kept out of all times.
+        controls: beside every rule with a theta, also sample plainly with top-p = theta: without it "quality kept" may
+            only be what truncation does.
     """
 
     baseline: bool = True
     repeats: int = field(default=1, validator=ge(1))
     diagnostics: bool = True
     logprobs: bool = False
+    controls: bool = False
 
 
 @final

@@ -49,13 +49,16 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "speedup": _times(row["speedup"]),
         **_fidelity(row["fidelity"], drafts=drafts),
         "same ids as standard": _agreement(row["agreement"]),
+        **{name: _score(score) for name, score in row["scores"].items()},
     }
 
 
 def markdown(results: Mapping[str, Any]) -> str:
     """The report of a run: a pure function of what `results.json` holds."""
     rows = [cells(row) for row in results["rows"]]
-    columns = list(rows[0])
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    rows = [{column: row.get(column, NONE) for column in columns} for row in rows]
+    scores = dict.fromkeys(name for row in results["rows"] for name in row["scores"])
     data = results["data"]
     lines = [
         f"# {results['recipe']}",
@@ -73,6 +76,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         *[f"- **{column}**: {results['formulas'][name]}." for column, name in (*_MEANINGS, *_PRICES)],
         f"- **by position**: {results['formulas']['acceptance_by_position']}.",
+        *([f"- **{', '.join(scores)}**: {results['formulas']['scores']}."] if scores else []),
         f"- In brackets: {results['formulas']['interval']}.",
         "- **exactness**: `lossless` keeps the target's law; `own target` keeps another law that the rule states; "
         "`lossy` promises neither, and its speed means little without the columns to the right of it.",
@@ -207,6 +211,15 @@ def _agreement(agreement: Mapping[str, Any] | None) -> str:
         return NONE
     first = agreement["median_first_difference"]
     return _percent(agreement["share"]) + (f", else from {first:g}" if first is not None else "")
+
+
+def _score(score: Mapping[str, Any]) -> str:
+    text = _interval(score, _percent)
+    difference = score["difference"]
+    if difference is None:
+        return text
+    low, high = difference["interval"] or (difference["value"],) * 2
+    return f"{text}, {100 * difference['value']:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]"
 
 
 def _failures(row: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, final
 from attrs import asdict, frozen
 
 from specdec.diagnostics import DIAGNOSTICS, REFERENCE_THETA
-from specdec.metrics import Counters, bootstrap, pool
+from specdec.metrics import Counters, bootstrap, pool, wilson
 
 SCHEMA_VERSION = 1
 TOP = 10
@@ -40,6 +40,8 @@ FORMULAS = {
     "rejected_in_top_10": "share of rejected draft tokens with fewer than 10 tokens more probable under p",
     "agreement": "share of requests with the ids of the standard row of the same drafter on the same noise, and among "
     "the others the median index of the first difference",
+    "scores": "mean of the task's scores over requests with Wilson's 95 % interval, and the difference to the standard "
+    "row of the same drafter in points, paired by prompt and repeat, its interval by bootstrap over prompts",
     "interval": "95 %, percentile bootstrap over prompts, 1000 rounds",
 }
 
@@ -174,6 +176,7 @@ def _row(row: Row, by_row: Mapping[str, list[Record]], pace: float | None) -> di
         "speedup": own / pace if own and pace else None,
         "fidelity": _fidelity(records),
         "agreement": _agreement(records, by_row[row.reference]) if row.reference is not None else None,
+        "scores": _scores(records, by_row[row.reference] if row.reference is not None else ()),
     }
 
 
@@ -253,6 +256,33 @@ def _gain(records: Sequence[Record], reference: Sequence[Record]) -> dict[str, A
     value = statistic(list(groups.values()))
     interval = bootstrap(list(groups.values()), statistic) if value is not None else None
     return {"value": value, "interval": None if interval is None else list(interval)}
+
+
+def _scores(records: Sequence[Record], reference: Sequence[Record]) -> dict[str, Any]:
+    """Each score's mean, its interval, and the difference to the standard row on the same prompts and noise."""
+    theirs = {_key(record): record.get("scores", {}) for record in reference}
+    found = {}
+    for name in dict.fromkeys(name for record in records for name in record.get("scores", {})):
+        values = [record["scores"][name] for record in records if name in record["scores"]]
+        pairs: dict[str, list[float]] = {}
+        for record in records:
+            if name in record["scores"] and name in theirs.get(_key(record), {}):
+                pairs.setdefault(record["sample"], []).append(record["scores"][name] - theirs[_key(record)][name])
+        groups = list(pairs.values())
+        interval = bootstrap(groups, _mean_of_all) if groups else None
+        found[name] = {
+            "value": statistics.fmean(values),
+            "requests": len(values),
+            "interval": list(wilson(sum(values), len(values))),
+            "difference": None
+            if not groups
+            else {"value": _mean_of_all(groups), "interval": None if interval is None else list(interval)},
+        }
+    return found
+
+
+def _mean_of_all(groups: Sequence[Any]) -> float:
+    return statistics.fmean(value for group in groups for value in group)
 
 
 def _agreement(records: Sequence[Record], reference: Sequence[Record]) -> dict[str, Any]:

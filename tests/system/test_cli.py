@@ -161,6 +161,48 @@ def test_logprobs_stand_in_the_samples_when_asked():
     assert all("logprobs" not in entry for entry in records())
 
 
+TASK = """
+from attrs import frozen
+from specdec import Sample, Task
+
+@frozen(kw_only=True)
+class Vowels(Task):
+    "Prompts of its own; scores the share of vowels."
+
+    def samples(self, file, limit):
+        return [Sample(id=str(index), text="la " * (index + 2), fields={"least": index}) for index in range(limit or 3)]
+
+    def score(self, sample, completion):
+        return {"long": float(len(completion) > sample.fields["least"]), "vowels": len(completion) % 2}
+"""
+
+
+# Catches: scores of another sample's fields, scores that a row lacks, a column that is missing in the terminal.
+def test_scores_of_a_task_stand_in_samples_results_and_tables():
+    Path("my_task.py").write_text(TASK, encoding="utf-8")
+    result = run("--set", "data={task: my_task:Vowels, limit: 2}")
+    for entry in records():
+        text = entry["text"]
+        assert entry["scores"] == {"long": float(len(text) > int(entry["sample"])), "vowels": len(text) % 2}
+    rows = json.loads(Path("runs/smoke/results.json").read_text(encoding="utf-8"))["rows"]
+    assert all(set(row["scores"]) == {"long", "vowels"} for row in rows)
+    assert "vowels" in result.stdout
+    assert "vowels" in Path("runs/smoke/report.md").read_text(encoding="utf-8")
+
+
+# Catches: a control that is not truncated, that drafts, or that stands beside rules without a nucleus.
+def test_controls_sample_plainly_with_the_nucleus_of_each_rule():
+    rules = "verifiers=[{use: standard}, {use: nucleus, theta: 0.6}, {use: nucleus, theta: 0.6, children: all}]"
+    run("--set", rules, "--set", "report.controls=true")
+    control = {entry["sample"]: entry for entry in records() if entry["run"] == "top_p=0.6"}
+    assert len(control) == 2
+    assert all(entry["counters"]["num_draft_tokens"] == 0 for entry in control.values())
+    run("--overwrite", "--set", "sampling.top_p=0.6")
+    plain = {entry["sample"]: entry["tokens"] for entry in records() if entry["run"] == "autoregressive"}
+    assert {sample: entry["tokens"] for sample, entry in control.items()} == plain
+    assert not any(entry["run"].startswith("top_p") for entry in records())
+
+
 # Catches: a finished run that is overwritten or appended to; --overwrite that keeps old records.
 def test_a_finished_run_is_replaced_only_when_asked():
     run()

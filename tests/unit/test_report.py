@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from specdec.metrics import Counters
+from specdec.metrics import Counters, wilson
 from specdec.report import FIDELITY, cells, in_words, last_line, markdown
 from specdec.results import Row, fidelity, summarise
 
@@ -170,6 +170,29 @@ def test_results_are_json_without_nan(records):
     assert markdown(found)
 
 
+# Catches: a normal interval, which is empty at 0 and 1, a difference of unpaired means or with its sign turned.
+def test_scores_have_wilsons_interval_and_the_paired_difference_to_standard():
+    def scored(entry, value):
+        return {**entry, "scores": {"strict": value}}
+
+    values = {("standard", "a"): 1.0, ("standard", "b"): 0.0, ("rule", "a"): 0.0, ("rule", "b"): 0.0}
+    some = [scored(entry, values.get((entry["run"], entry["sample"]), 1.0)) for entry in RECORDS]
+    extra = scored(record("rule", "c", [1]), 1.0)  # standard has no such prompt
+    found = by_label(results(records=[*some, extra]))
+    assert found["plain"]["scores"]["strict"]["difference"] is None
+    assert found["plain"]["scores"]["strict"]["interval"] == pytest.approx([0.3423802275066531, 1.0])
+    strict = found["rule"]["scores"]["strict"]
+    assert (strict["value"], strict["requests"]) == (pytest.approx(1 / 3), 3)
+    assert strict["difference"]["value"] == pytest.approx(-1 / 2)
+    assert strict["difference"]["interval"] == [-1.0, 0.0]
+    assert wilson(8, 10) == pytest.approx((0.4901624715, 0.9433178485))
+    text = markdown(results(records=[*some, extra]))
+    assert " strict |" in text
+    assert "-50 [-100, +0]" in text
+    assert "Wilson" in text
+    assert "Wilson" not in markdown(results())
+
+
 # Catches: sums over all drafted places, a rank compared with <=, in_nucleus of accepted tokens.
 def test_fidelity_sums_are_over_examined_places():
     diagnostics = {
@@ -205,7 +228,7 @@ def test_the_report_begins_with_one_table_and_has_every_formula():
     assert len(tables[0]) == 2 + len(ROWS)
     for table in tables:
         assert len({line.count(" | ") for line in table[:1] + table[2:]}) == 1
-    for name in set(found["formulas"]) - {"acceptance_length_mean_over_requests", "interval"}:
+    for name in set(found["formulas"]) - {"acceptance_length_mean_over_requests", "interval", "scores"}:
         assert f": {found['formulas'][name]}." in text, name
 
 
