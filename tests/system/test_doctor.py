@@ -417,19 +417,21 @@ def test_texts_without_room_are_not_timed_for_ever():
 
 # Catches: a part of a step that is left out of the prediction, or paid twice: drafts, verification, prompts.
 @pytest.mark.parametrize("rows", [1, 2])
-def test_the_prediction_is_what_is_then_measured(rows):
+def test_the_prediction_is_what_is_then_measured(rows, monkeypatch):
+    now = [0.0]  # a clock that only forwards and drafts move: what else the machine does is in no figure
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     model = tiny.__wrapped__("llama")
     own = model.model.forward
 
     def late(*arguments, **options):
-        time.sleep(0.012)
+        now[0] += 0.012
         return own(*arguments, **options)
 
     model.model.forward = late
     known = oracle(greedy("llama"), prompts(), 4, wrong_at=3)
 
     def script(tokens, budget):
-        time.sleep(0.02 / rows)
+        now[0] += 0.02 / rows
         return known(tokens, budget)
 
     target = Target(model, kv=Slab(rows=rows, tokens=96))
@@ -448,7 +450,7 @@ def test_the_prediction_is_what_is_then_measured(rows):
         seconds[name] = time.perf_counter() - start
     accepted = [sum(one.counters.num_accepted_tokens_per_pos[place] for one in done) for place in range(3)]
     found = predict(timings, trails, accepted, rows, 4)
-    assert found.speedup == pytest.approx(seconds["plain"] / seconds["speculative"], rel=0.15)
+    assert found.speedup == pytest.approx(seconds["plain"] / seconds["speculative"], rel=0.03)
 
 
 # Catches: a search whose result is not what is then examined.

@@ -299,7 +299,7 @@ def test_what_is_no_model_is_refused_and_dtype_reaches_both(monkeypatch):
     with pytest.raises(ModelError, match="model: got int, wanted a loaded model"):
         specdec.generate(3, prompts=[[1]])
     made = []
-    monkeypatch.setattr(generation, "Engine", lambda *given: made.append(Engine(*given)) or made[-1])
+    monkeypatch.setattr(generation, "Engine", lambda *given, **asked: made.append(Engine(*given, **asked)) or made[-1])
     specdec.generate("random:llama", prompts=["a"], draft_model="random:llama:1", dtype=torch.float64, max_new_tokens=2)
     assert made[0].target.dtype == made[0].drafter._draft.dtype == torch.float64
 
@@ -411,7 +411,7 @@ def test_a_chat_keeps_its_turns_until_they_are_begun_anew(chatty):
 # Catches: turns that share their noise; times of one turn, or of one engine, told as those of the whole chat.
 def test_turns_have_seeds_of_their_own_and_their_times_add_up(chatty, monkeypatch):
     made = []
-    monkeypatch.setattr(generation, "Engine", lambda *given: made.append(Engine(*given)) or made[-1])
+    monkeypatch.setattr(generation, "Engine", lambda *given, **asked: made.append(Engine(*given, **asked)) or made[-1])
     result = run("--chat", *RANDOM, "--json", stdin="same\n/new\nsame\nmore\n")
     last = json.loads(result.stdout.splitlines()[-1])
     first, second, _ = (done["tokens"] for done in last["completions"])
