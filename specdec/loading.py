@@ -59,6 +59,8 @@ def load(
         ModelError: it cannot be loaded; says why.
     """
     kind = torch_dtype(dtype)
+    if device is not None and device_map is None:  # before anything large is read
+        _to(device, torch.empty(0))
     placed = {"device_map": device_map, "attn_implementation": attn_implementation}
     chosen = {key: value for key, value in placed.items() if value is not None}
     kept = {"revision": revision, "quantization_config": quantization_config}
@@ -80,11 +82,15 @@ def load(
         chosen |= {"revision": revision, "dtype": kind}
         model, tokenizer = checkpoint.load(name, trust_remote_code=trust_remote_code, **chosen)
     if device is not None and device_map is None:
-        try:
-            model = model.to(device)
-        except (RuntimeError, AssertionError) as error:
-            raise ModelError(f"device {device!r}: {_first_line(error)}; try 'cpu'") from error
+        model = _to(device, model)
     return model.eval(), tokenizer
+
+
+def _to(device: str, what: Any) -> Any:
+    try:
+        return what.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"device {device!r}: {_first_line(error)}; try 'cpu'") from error
 
 
 def _refuse(what: str, name: str, given: dict[str, Any]) -> None:

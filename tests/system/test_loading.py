@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from safetensors import SafetensorError
 from transformers import LlamaForCausalLM
 
-from specdec import hub, wheel_model
+from specdec import hub, loading, wheel_model
 from specdec.errors import ModelError
 from specdec.loading import load
 from tests.checkpoints import add_a_layer, cut, drop_a_tensor, write_folder, write_gguf, write_wheel
@@ -270,3 +270,10 @@ def test_two_starts_at_once_make_one_folder(shelf, tmp_path):
         first, second = pool.map(wheel_model.folder_of, (NAME, NAME))
     assert first == second
     assert kept(tmp_path) == [first.name]
+
+
+# Catches: a checkpoint of gigabytes that is read before the device is looked for.
+def test_a_device_that_is_not_there_is_told_before_the_model_is_read(monkeypatch):
+    monkeypatch.setattr(loading.checkpoint, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(ModelError, match=r"device 'nonsense': .*; try 'cpu'"):
+        load("some/model", device="nonsense")
