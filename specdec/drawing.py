@@ -118,9 +118,9 @@ def _price(sheet: Sheet, names: dict[str, str]) -> Figure | None:
     inverse = axes.transData.inverted()
     corners = [tuple(axes.transData.transform(corner)) for corner in zip(*bound, strict=True)]
     line = [
-        (one[0] + (other[0] - one[0]) * part / 100, one[1] + (other[1] - one[1]) * part / 100)
+        (one[0] + (other[0] - one[0]) * part / 40, one[1] + (other[1] - one[1]) * part / 40)
         for one, other in pairwise(corners)
-        for part in range(101)
+        for part in range(41)
     ]
     boxes = place(pixels, [_extent(text) for text in texts], frame, line)
     for text, box, pixel in zip(texts, boxes, pixels, strict=True):

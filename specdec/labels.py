@@ -57,8 +57,9 @@ def place(
         others = [*marks, *taken.values()]
         boxes = [box for box in _around(points[index], sizes[index]) if not box.outside(frame)]
         boxes = boxes or [_inside(points[index], sizes[index], frame)]
-        costs = [sum(box.meets(other) for other in others) for box in boxes]
-        taken[index] = boxes[costs.index(min(costs))]  # the nearest of the best
+        free = (box for box in boxes if not any(box.meets(other) for other in others))
+        # The nearest; in a full figure the one that hides least.
+        taken[index] = next(free, None) or min(boxes, key=lambda box: sum(map(box.meets, others)))
     return [taken[index] for index in range(len(points))]
 
 
