@@ -64,8 +64,6 @@ def draw(sheets: dict[str, Sheet], names: dict[str, str]) -> dict[str, str]:
     Raises:
         ImportError: there is no matplotlib.
     """
-    from matplotlib import rc_context
-
     drawers: dict[str, Callable[[Sheet, dict[str, str]], Figure | None]] = {
         PRICE: _price,
         POSITIONS: _positions,
@@ -76,6 +74,8 @@ def draw(sheets: dict[str, Sheet], names: dict[str, str]) -> dict[str, str]:
     made = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as of signs that its own font lacks: the reader's has them
+        from matplotlib import rc_context
+
         for file, drawer in drawers.items():
             with rc_context({**_STYLE, "svg.hashsalt": file}):
                 if (figure := drawer(sheets[file], called)) is not None:
@@ -180,11 +180,10 @@ def _positions(sheet: Sheet, names: dict[str, str]) -> Figure | None:
 
 
 def _lengths(sheet: Sheet, names: dict[str, str]) -> Figure | None:
-    """How many tokens a verification emitted: a small histogram for each rule that drafts."""
+    """How many tokens a verification emitted: a small histogram for each rule."""
     found: dict[str, dict[int, float]] = {}
     for run, length, _, share in sheet.rows:
         found.setdefault(str(run), {})[int(_number(length))] = _number(share)
-    found = {run: shares for run, shares in found.items() if max(shares) > 1}
     if not found:
         return None
     columns, high, gap, head, foot = 3, 62, 14, 18, 18

@@ -36,8 +36,8 @@ def write(folder, found):
     return folder
 
 
-# Catches: rows lost or in another order, two rows of one label, a speed held against another run's standard row, a label
-# that is changed without need.
+# Catches: rows lost or in another order, two rows of one label, a speed held against the standard row of another run, a
+# label that is changed without need.
 def test_what_fits_is_joined_and_equal_labels_get_their_runs_name():
     one, other = run(), renamed("new rule")
     other["rows"][1]["tokens_per_second"] = 4.0
