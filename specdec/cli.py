@@ -16,6 +16,7 @@ import click
 
 from specdec import __version__
 from specdec.cli_check import check
+from specdec.cli_compare import compare as compare_runs
 from specdec.cli_doctor import doctor
 from specdec.cli_generate import generate
 from specdec.cli_init import init
@@ -121,6 +122,7 @@ def main() -> None:
 
 
 main.add_command(check)
+main.add_command(compare_runs)
 main.add_command(generate)
 main.add_command(doctor)
 main.add_command(init)
@@ -162,7 +164,9 @@ def run(
             _show_tables(results)
         else:
             click.echo(markdown(results).partition("## How to read it")[0].rstrip())
-        click.echo(f"\n{read.output_dir}/report.md says how to read it, with all intervals.")
+        click.echo(
+            f"\n{read.output_dir}/report.md says how to read it, with all intervals; report.html has figures too."
+        )
     click.echo(json.dumps(last_line(results, str(read.output_dir)), allow_nan=False))
 
 

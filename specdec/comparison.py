@@ -19,14 +19,16 @@ from specdec.encoding import has_template, prompt_ids
 from specdec.engine import Engine
 from specdec.environment import environment
 from specdec.errors import CompatibilityError, DataError
+from specdec.figures import sheets
 from specdec.generation import failure, refuse
 from specdec.noise import request_seed
+from specdec.page import page
 from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
 from specdec.registry import load
 from specdec.report import markdown
 from specdec.results import Row, combined, fidelity, plain_logprobs, summarise
-from specdec.rundir import RunFolder
+from specdec.rundir import PAGE, REPORT, RunFolder
 from specdec.target import Target
 from specdec.task import Sample, scores_of
 from specdec.types import Request, Sampling
@@ -101,13 +103,15 @@ def compare(
             "recipe": recipe.name,
             "sampling": recipe.to_dict()["sampling"],
             "greedy": recipe.sampling.greedy,
+            "seed": recipe.seed,
             "target": recipe.target.model,
             "data": {"file": recipe.data.file, "prompts": len(prompts), "repeats": recipe.report.repeats},
             "rows_at_once": target.kv.rows,
             "environment": about,
             **summarise([combination.row for combination in combinations], records),
         }
-        folder.finish(results, markdown(results))
+        tables = {file: sheet.text() for file, sheet in sheets(results).items()}
+        folder.finish(results, {REPORT: markdown(results), PAGE: page(results), **tables})
     return results
 
 
@@ -174,6 +178,7 @@ def combine(recipe: Recipe, target: Target) -> list[Combination]:
                 family=verifier.family,
                 point_mass=drafter.num_speculative_tokens > 0 and (drafter.deterministic or recipe.sampling.greedy),
                 reference=combined(source.label, standards[0]) if standards and entry.label not in standards else None,
+                options=", ".join(f"{name} {value}" for name, value in entry.values.items() if value is not None),
             )
             pairs.append((row, drafter, verifier, recipe.sampling))
     made, problems = [], []

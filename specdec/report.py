@@ -64,7 +64,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"# {results['recipe']}",
         "",
         f"Target {results['target']}, {data['prompts']} prompts x {data['repeats']} repeats, "
-        f"{results['rows_at_once']} at once, {_sampling(results)}.",
+        f"{results['rows_at_once']} at once, {sampled(results)}.",
         "",
         _table(columns, rows),
         "",
@@ -89,7 +89,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         *_details(results),
         "",
-        *_environment(results["environment"]),
+        *machines(results),
     ]
     return "\n".join(lines) + "\n"
 
@@ -143,6 +143,8 @@ def in_words(results: Mapping[str, Any]) -> list[str]:
             kinds[kind].append(f"{row['label']} ({_times(row['speedup'])})")
     found = [f"- **{name}**: {', '.join(labels)}" for name, labels in kinds.items() if labels]
     heading = f"Against autoregressive decoding, with {results['rows_at_once']} prompts at once on this machine:"
+    if len(results.get("runs", ())) > 1:
+        heading = "Against autoregressive decoding, each within its own run:"
     return [heading, "", *found, ""] if found else []
 
 
@@ -226,7 +228,8 @@ def _failures(row: Mapping[str, Any]) -> str:
     return f" ({row['errors']} of {row['requests']} failed)" if row["errors"] else ""
 
 
-def _sampling(results: Mapping[str, Any]) -> str:
+def sampled(results: Mapping[str, Any]) -> str:
+    """How tokens were drawn, and how many at most."""
     sampling = results["sampling"]
     told = ["greedy" if results["greedy"] else f"temperature {sampling['temperature']:g}"]
     for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
@@ -253,7 +256,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
         said.append("There is no autoregressive row (report.baseline is false), so no speedup.")
     if failed := [f"{row['label']} ({row['errors']})" for row in rows if row["errors"]]:
         said.append(f"Requests that ended on scores that were not finite: {', '.join(failed)}. They are in all counts.")
-    return said
+    return [*said, *results.get("notes", ())]
 
 
 def _details(results: Mapping[str, Any]) -> list[str]:
@@ -270,16 +273,23 @@ def _details(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _environment(about: Mapping[str, Any]) -> list[str]:
+def machines(results: Mapping[str, Any]) -> list[str]:
+    """What each run depended on, a paragraph a run."""
+    runs = results.get("runs") or [results]
+    told = [("" if len(runs) < 2 else f"{run['run']}: ") + _environment(run["environment"]) for run in runs]
+    return [line for text in told for line in (text, "")][:-1]
+
+
+def _environment(about: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
     target = about["target"]
     machine = (
         ", ".join(dict.fromkeys(about["accelerators"])) or f"{about['processor']}, {about['torch_threads']} threads"
     )
-    return [
+    return (
         f"Python {about['python']}, {packages}. {machine}. Target {target['model_type']}, "
-        f"{target['parameters']:,} parameters, {target['dtype']} on {target['device']}.",
-    ]
+        f"{target['parameters']:,} parameters, {target['dtype']} on {target['device']}."
+    )
 
 
 def _interval(measured: Mapping[str, Any], show: Callable[[float | None], str]) -> str:

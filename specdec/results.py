@@ -62,6 +62,7 @@ class Row:
         point_mass: drafts have no law: the drafter is deterministic or sampling is greedy.
         baseline: the row that speedups are against.
         reference: label of the standard row of the same drafter, or None.
+        options: of the rule, defaults included, in words.
     """
 
     label: str
@@ -72,6 +73,7 @@ class Row:
     point_mass: bool
     baseline: bool = False
     reference: str | None = None
+    options: str = ""
 
 
 def fidelity(diagnostics: Mapping[str, Sequence[float]]) -> dict[str, float | int | None]:

@@ -13,6 +13,7 @@ from typing import Any, Self, final
 from attrs import frozen
 
 from specdec.errors import OutputError, RecipeError
+from specdec.figures import FILES
 from specdec.yamlfile import dump, read
 
 try:
@@ -21,7 +22,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # there runs are not kept apart
 
 CONFIG, ENVIRONMENT, SAMPLES = "config.yaml", "environment.json", "samples.jsonl"
-REPORT, RESULTS, LOCK = "report.md", "results.json", ".lock"
+REPORT, PAGE, RESULTS, LOCK = "report.md", "report.html", "results.json", ".lock"
 _RECORD = {"run", "sample", "repeat", "finish_reason", "tokens", "counters", "fidelity", "seconds"}
 _TRY = "try another --output-dir, or --overwrite"
 _HALVES = "backslashreplace"  # half a character, as in a file name that is not UTF-8, becomes what JSON writes for it
@@ -110,8 +111,8 @@ class RunFolder:
         """
         with _errors(self.path):
             if self._fresh():  # again: another run may have come and gone since
-                for name in (RESULTS, REPORT, SAMPLES, ENVIRONMENT, CONFIG):
-                    (self.path / name).unlink(missing_ok=True)
+                for name in (RESULTS, REPORT, PAGE, *FILES, SAMPLES, ENVIRONMENT, CONFIG):
+                    self._remove(name)
                 # The recipe first: with it, what a kill leaves is known as this run's. The samples last.
                 self._write(CONFIG, dump(self.config))
                 self._write(ENVIRONMENT, _json(environment))
@@ -136,19 +137,29 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def finish(self, results: Mapping[str, Any], report: str) -> None:
-        """Write what the run found."""
+    def finish(self, results: Mapping[str, Any], reports: Mapping[str, str]) -> None:
+        """Write what the run found: the texts made of the results by name, then the results."""
         text = _json(results)
         with _errors(self.path):
-            self._write(REPORT, report)
+            for name, report in reports.items():
+                self._write(name, report)
             self._write(RESULTS, text)
 
     def _write(self, name: str, text: str) -> None:
-        for left in self.path.glob(f".{name}.*"):  # by a run that was killed; the folder is ours alone
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        for left in path.parent.glob(f".{path.name}.*"):  # by a run that was killed; the folder is ours alone
             left.unlink()
-        temporary = self.path / f".{name}.{os.getpid()}"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text, encoding="utf-8", errors=_HALVES)
-        temporary.replace(self.path / name)
+        temporary.replace(path)
+
+    def _remove(self, name: str) -> None:
+        """A file of an earlier run, and the folder it was alone in."""
+        path = self.path / name
+        path.unlink(missing_ok=True)
+        if path.parent != self.path and path.parent.is_dir() and not any(path.parent.iterdir()):
+            path.parent.rmdir()
 
 
 def _is_ours(path: Path) -> bool:

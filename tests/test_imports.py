@@ -17,13 +17,13 @@ LAYERS = (
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
     ("compat", "metrics", "diagnostics", "trace", "settle", "progress", "costs"),
-    ("engine", "replay", "results", "environment"),
-    ("registry", "options", "yamlfile", "stopwatch"),
-    ("recipe", "report", "testing", "rundir", "generation", "layer_search", "exactness", "subject", "catalogue"),
-    ("comparison", "starter", "prognosis", "contract", "claims"),
+    ("engine", "replay", "results", "environment", "figures", "labels", "style"),
+    ("registry", "options", "yamlfile", "stopwatch", "report", "drawing"),
+    ("recipe", "page", "testing", "rundir", "generation", "layer_search", "exactness", "subject", "catalogue"),
+    ("comparison", "joined", "starter", "prognosis", "contract", "claims"),
     ("cli_answers", "cli_interrupt", "doctor", "conformance"),
     ("cli_generate",),
-    ("cli_doctor", "cli_init", "cli_check"),
+    ("cli_doctor", "cli_init", "cli_check", "cli_compare"),
     ("cli",),
 )
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -39,9 +39,9 @@ FOREIGN = {
     "tokenizers": {"loading", "gguf_file"},
     "yaml": {"yamlfile"},
     "cattrs": {"options"},
-    "click": {"cli", "cli_answers", "cli_generate", "cli_doctor", "cli_init", "cli_check"},
+    "click": {"cli", "cli_answers", "cli_generate", "cli_doctor", "cli_init", "cli_check", "cli_compare"},
     "rich": {"cli"},
-    "matplotlib": {"report"},
+    "matplotlib": {"drawing"},
     "datasets": {"benchmark"},
     "math_verify": {"math_worker"},
 }
@@ -113,6 +113,6 @@ def loaded(statement: str) -> set[str]:
 
 
 # Catches: a package __init__ that imports its modules, and a command line that is slow before it does anything.
-@pytest.mark.parametrize("module", ["specdec", "specdec.cli", "specdec.registry"])
+@pytest.mark.parametrize("module", ["specdec", "specdec.cli", "specdec.registry", "specdec.page"])
 def test_importing_it_brings_in_neither_strategies_nor_transformers(module):
-    assert not loaded(f"import {module}") & {"specdec_plugins", "transformers", "torch"}
+    assert not loaded(f"import {module}") & {"specdec_plugins", "transformers", "torch", "matplotlib"}

@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from specdec import comparison
 from specdec.cli import main
 from specdec.errors import DataError
+from specdec.figures import FILES
+from specdec.page import page
 from specdec.recipe import DataSection
 from specdec.task import Sample
 
@@ -62,10 +64,14 @@ def test_a_run_writes_its_folder_and_ends_in_one_json_line():
         ".lock",
         "config.yaml",
         "environment.json",
+        "figures",
+        "report.html",
         "report.md",
         "results.json",
         "samples.jsonl",
+        "table.csv",
     ]
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*.csv")} == set(FILES)
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert results["schema_version"] == 1
     for row in results["rows"]:
@@ -84,6 +90,7 @@ def test_a_run_writes_its_folder_and_ends_in_one_json_line():
     assert "\x1b" not in result.stdout + result.stderr
     report = (folder / "report.md").read_text(encoding="utf-8")
     assert report.split("## How to read it")[0].rstrip() in result.stdout
+    assert (folder / "report.html").read_text(encoding="utf-8") == page(results)
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["target"]["weights"].startswith("sha256")
@@ -203,7 +210,8 @@ def test_controls_sample_plainly_with_the_nucleus_of_each_rule():
     assert not any(entry["run"].startswith("top_p") for entry in records())
 
 
-# Catches: a finished run that is overwritten or appended to; --overwrite that keeps old records.
+# Catches: a finished run that is overwritten or appended to; --overwrite that keeps old records or an old page, or that
+# takes a file that no run wrote.
 def test_a_finished_run_is_replaced_only_when_asked():
     run()
     before = records()
@@ -212,7 +220,12 @@ def test_a_finished_run_is_replaced_only_when_asked():
     assert refused.stderr == "error: runs/smoke: holds a finished run; try another --output-dir, or --overwrite\n"
     assert refused.stdout == ""
     assert records() == before
+    page, mine = Path("runs/smoke/report.html"), Path("runs/smoke/figures/mine.csv")
+    page.write_text("old", encoding="utf-8")
+    mine.write_text("mine", encoding="utf-8")
     run("--overwrite")
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert mine.read_text(encoding="utf-8") == "mine"
     assert len(records()) == len(before)
     assert records() != before  # at least the times
 

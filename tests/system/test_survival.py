@@ -99,11 +99,13 @@ def beside(unbroken, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def everything(folder):
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*"))
+
+
 def same_as(unbroken):
     assert records() == records(unbroken / SAMPLES)
-    assert sorted(path.name for path in Path("out").iterdir()) == sorted(
-        path.name for path in (unbroken / "out").iterdir()
-    )
+    assert everything("out") == everything(unbroken / "out")
     ours, theirs = (
         json.loads(path.read_text(encoding="utf-8"))["rows"]
         for path in (Path("out/results.json"), unbroken / "out/results.json")
@@ -144,14 +146,17 @@ def test_a_line_that_was_cut_off_is_made_again(unbroken, cut):
     "name",
     [
         "samples.jsonl",
-        *(pytest.param(n, marks=FULL) for n in ("config.yaml", "environment.json", "report.md", "results.json")),
+        *(
+            pytest.param(name, marks=FULL)
+            for name in ("config.yaml", "environment.json", "report.md", "report.html", "times.csv", "results.json")
+        ),
     ],
 )
 def test_a_run_that_was_killed_before_a_file_had_its_name_goes_on(unbroken, name):
     process = begin(CUT, name)
     killed(process)
-    assert not Path("out", name).exists()
-    assert any(path.name.startswith(f".{name}.") for path in Path("out").iterdir())
+    assert not any(path.name == name for path in Path("out").rglob("*"))
+    assert any(path.name.startswith(f".{name}.") for path in Path("out").rglob("*"))
     whole()
     same_as(unbroken)
 

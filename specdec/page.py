@@ -1,0 +1,204 @@
+"""The report as one HTML page that needs nothing else: no script, no network, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from specdec.drawing import draw
+from specdec.figures import LENGTHS, POSITIONS, PRICE, TIMES, against_standard, score, score_names, sheets
+from specdec.report import NONE, NOT_MEASURED, in_words, machines, notes, sampled
+from specdec.style import STYLE
+
+_CAPTIONS = {
+    PRICE: (
+        "What extra acceptance costs",
+        "A point a rule, with 95 % intervals. Deviation is at least the extra acceptance, whatever the drafter: no "
+        "rule lies below the dashed line, and one on it pays no more than it must. Rules without a law at single "
+        "places, or without diagnostics, are not shown.",
+    ),
+    POSITIONS: (
+        "Acceptance by draft position",
+        "Of the draft tokens examined at a position, the share that was kept.",
+    ),
+    LENGTHS: (
+        "Tokens of a verification",
+        "How often a verification emitted so many tokens, bonus or replacement included.",
+    ),
+    TIMES: (
+        "Where the time goes",
+        "Drafting, verification and all the rest, divided by emitted tokens; diagnostics are not in it.",
+    ),
+}
+_EXPLAINED = (
+    ("acceptance length", "acceptance_length"),
+    ("accepted", "acceptance_rate"),
+    ("tokens/s", "tokens_per_second"),
+    ("speedup", "speedup"),
+    ("deviation", "deviation"),
+    ("per request", "deviation_per_request"),
+    ("bound", "sequence_bound"),
+    ("extra acceptance", "excess"),
+    ("same ids as standard", "agreement"),
+    ("small figures", "interval"),
+)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The report of a run: a pure function of what `results.json` holds."""
+    data, title = results["data"], escape(results["recipe"])
+    ran = (
+        f"Target {results['target']}, {data['prompts']} prompts x {data['repeats']} repeats, "
+        f"{results['rows_at_once']} at once, {sampled(results)}, seed {results['seed']}."
+    )
+    explained = [f"<dt>{name}</dt><dd>{_told(results['formulas'][formula])}.</dd>" for name, formula in _EXPLAINED]
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{title}: specdec</title><style>{STYLE}</style></head><body><main>",
+            f"<h1>{title}</h1>",
+            f"<p>{_told(ran)}</p>",
+            _table(results["rows"]),
+            *_words(in_words(results)),
+            *(f"<p>{_told(text)}</p>" for text in notes(results)),
+            *_figures(results),
+            "<h2>How to read it</h2>",
+            f"<dl>{''.join(explained)}",
+            "<dt>exactness</dt><dd>A lossless rule keeps the target's law; own target keeps another law that the rule "
+            "states; lossy promises neither, and its speed means little without its deviation.</dd></dl>",
+            "<h2>What it ran on</h2>",
+            *(f"<p>{_told(text)}</p>" for text in machines(results) if text),
+            "</main></body></html>",
+            "",
+        ]
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    scores = score_names(rows)
+    heads = [
+        *("run", "exactness", "acceptance length", "accepted", "tokens/s", "speedup", "against standard"),
+        *("deviation", "per request", "bound", "same ids as standard"),
+        *scores,
+    ]
+    spans = [("", 4), ("speed", 3), ("what it costs", 4), *([("scores", len(scores))] if scores else [])]
+    groups = "".join(f'<td colspan="{span}">{name}</td>' for name, span in spans)
+    lines = "\n".join(f"<tr>{''.join(_cells(row, rows, scores))}</tr>" for row in rows)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    return (
+        f'<div class="wide" tabindex="0"><table><thead><tr class="groups">{groups}</tr><tr>{head}</tr></thead>\n'
+        f"<tbody>{lines}</tbody></table></div>"
+    )
+
+
+def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Sequence[str]) -> list[str]:
+    found, agreement = row["fidelity"], row["agreement"]
+    drafts = row["counters"]["num_draft_tokens"] > 0
+    mark = " *" if row["point_mass"] else ""
+    failed = f" ({row['errors']} of {row['requests']} failed)" if row["errors"] else ""
+    options = f"<small>{escape(row['options'])}</small>" if row["options"] else ""
+    label = re.sub(r"([(,_/])", r"\1<wbr>", escape(row["label"] + mark + failed))
+    costs = [NONE] * 3
+    if drafts and found is None:
+        costs = [NOT_MEASURED] * 3
+    elif drafts:
+        costs = [_measured(found[name], _three, NOT_MEASURED) for name in ("deviation", "deviation_per_request")]
+        costs.append("none" if found["sequence_bound"] is None else _three(found["sequence_bound"]))
+    same = NONE
+    if agreement is not None and agreement["share"] is not None:
+        first = agreement["median_first_difference"]
+        same = _percent(agreement["share"]) + ("" if first is None else f"<small>else from {first:g}</small>")
+    numbers = [
+        _measured(row["acceptance_length"], _two),
+        _percent(row["acceptance_rate"]),
+        _show(row["tokens_per_second"], _one),
+        _show(row["speedup"], _times),
+        _show(against_standard(row, rows), _times),
+        *costs,
+        same,
+        *(_measured(score(row, name), _three) for name in scores),
+    ]
+    kind = escape(row["exactness"])
+    return [
+        f'<th scope="row">{label}{options}</th>',
+        f'<td class="kind {kind}">{kind.replace("_", " ")}</td>',
+        *(f"<td>{number}</td>" for number in numbers),
+    ]
+
+
+def _figures(results: Mapping[str, Any]) -> list[str]:
+    """The figures, or one sentence where they cannot be drawn."""
+    try:
+        drawn = draw(sheets(results), _names(results["rows"]))
+    except ImportError:
+        return [
+            "<h2>Figures</h2>",
+            "<p>Figures need matplotlib, which <code>pip install matplotlib</code> brings in; their numbers are in "
+            "the CSV files of the run.</p>",
+        ]
+    return [
+        f'<figure><h2>{_CAPTIONS[file][0]}</h2><div class="wide" tabindex="0">{svg}</div>'
+        f"<figcaption>{_CAPTIONS[file][1]} Numbers: <code>{file}</code>.</figcaption></figure>"
+        for file, svg in drawn.items()
+    ]
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a figure calls each row: its rule, where that is enough."""
+    ruled = [row for row in rows if not row["baseline"]]
+    short = len({row["drafter"] for row in ruled}) == 1 and len({row["verifier"] for row in ruled}) == len(ruled)
+    return {row["label"]: row["verifier"] if short and not row["baseline"] else row["label"] for row in rows}
+
+
+def _words(lines: Sequence[str]) -> list[str]:
+    """A heading and the list below it, as the Markdown report has them."""
+    items = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    told = [line for line in lines if line and not line.startswith("- ")]
+    listed = [f"<ul>{''.join(f'<li>{_told(item)}</li>' for item in items)}</ul>"] if items else []
+    return [*(f"<p>{_told(text)}</p>" for text in told), *listed]
+
+
+def _told(text: str) -> str:
+    """A sentence of the Markdown report: escaped, then its marks."""
+    text = re.sub(r"\*\*(\w[\w ]*)\*\*", r"<strong>\1</strong>", escape(text).replace("\\*", "&#42;"))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+
+
+def _measured(measured: Mapping[str, Any] | None, show: Callable[[float], str], missing: str = NONE) -> str:
+    """A value, and its interval below it."""
+    if measured is None or measured["value"] is None:
+        return missing
+    interval = measured.get("interval")
+    below = "" if interval is None else f"<small>{show(interval[0])} to {show(interval[1])}</small>"
+    return f"{show(measured['value'])}{below}"
+
+
+def _show(value: float | None, show: Callable[[float], str]) -> str:
+    return NONE if value is None else show(value)
+
+
+def _one(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _two(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _three(value: float) -> str:
+    return f"{abs(value) if abs(value) < 5e-4 else value:.3f}"  # sums of probabilities round to a little below nothing
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}x"
+
+
+def _percent(value: float | None) -> str:
+    return NONE if value is None else f"{100 * value:.0f} %"
