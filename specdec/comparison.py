@@ -23,6 +23,7 @@ from specdec.generation import failure, refuse
 from specdec.noise import request_seed
 from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
+from specdec.recorder import Recorder, Recording
 from specdec.registry import load
 from specdec.report import markdown
 from specdec.results import Row, combined, fidelity, summarise
@@ -59,10 +60,11 @@ class Status:
 @final
 @frozen(eq=False)
 class Combination:
-    """One row of the comparison and the engine that makes it."""
+    """One row of the comparison, the engine that makes it, and who records it, if anybody."""
 
     row: Row
     engine: Engine
+    recorder: Recorder | None = None
 
 
 def compare(
@@ -85,7 +87,9 @@ def compare(
     options = {name: value for name, value in recipe.to_dict()["target"].items() if name != "model"}
     target = Target.load(recipe.target.model, kv=recipe.kv.make(), **options)
     prompts = encode(recipe.samples, target.tokenizer, recipe.data)
-    combinations = combine(recipe, target)
+    rules = {entry.label: entry.make() for entry in recipe.verifiers}
+    recording = Recording.of(recipe.to_dict(), rules)
+    combinations = combine(recipe, target, recording)
     _refuse(recipe, prompts, combinations[0].engine)
     _say_notes(target, [combination.engine.drafter for combination in combinations])
     about = {**environment(target), "prompts": _digest(prompts)}
@@ -95,6 +99,8 @@ def compare(
         records = folder.begin(about)
         if records:
             _log.info("%s: resuming, %d requests are there already", folder.path, len(records))
+        if recording is not None:
+            recording.begin(target.vocabulary, prompts, records)
         records += run.remaining(records)
         results = {
             "recipe": recipe.name,
@@ -137,7 +143,7 @@ def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict
     return prompts
 
 
-def combine(recipe: Recipe, target: Target) -> list[Combination]:
+def combine(recipe: Recipe, target: Target, recording: Recording | None = None) -> list[Combination]:
     """The product of drafters and verifiers, and the baseline before it. A drafter is bound once and used by all.
 
     Raises:
@@ -171,12 +177,15 @@ def combine(recipe: Recipe, target: Target) -> list[Combination]:
                 reference=combined(source.label, standards[0]) if standards and entry.label not in standards else None,
             )
             pairs.append((row, drafter, verifier))
-    made, problems = [], []
+    made: list[Combination] = []
+    problems = []
     for row, drafter, verifier in pairs:
         try:
             scheduler = recipe.scheduler.make()
-            engine = Engine(target, drafter, verifier, scheduler, diagnostics=recipe.report.diagnostics)
-            made.append(Combination(row, engine))
+            recorder = recording.recorder(len(made), row, drafter) if recording is not None else None
+            diagnostics = recipe.report.diagnostics
+            engine = Engine(target, drafter, verifier, scheduler, diagnostics=diagnostics, trace=recorder)
+            made.append(Combination(row, engine, recorder))
         except CompatibilityError as error:
             problems += [f"{row.label}: {problem}" for problem in error.problems]
     if problems:
@@ -233,6 +242,8 @@ class _Run:
     def _segment(self, combination: Combination, chunk: Sequence[str], repeat: int) -> list[dict[str, Any]]:
         engine, label = combination.engine, combination.row.label
         before = list(engine.seconds)
+        if combination.recorder is not None:
+            combination.recorder.begin(repeat)
         done: dict[str, Completion] = {}
         seen = self.seen.setdefault(label, [0.0, 0.0, 0.0])
         for event in engine.stream([self._request(name, repeat) for name in chunk]):
@@ -249,6 +260,8 @@ class _Run:
                 self.progress(Status(label, self.done, self.total, pace, seen[0] / seen[1]))
         seconds = [after - earlier for after, earlier in zip(engine.seconds, before, strict=True)]
         seen[2] += sum(seconds)
+        if combination.recorder is not None:
+            combination.recorder.write()
         return [self._record(label, repeat, done[name], [part / len(chunk) for part in seconds]) for name in chunk]
 
     def _record(self, label: str, repeat: int, completion: Completion, seconds: Sequence[float]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import final
 
@@ -23,7 +23,7 @@ from specdec.sequence import Batch, Sequence, make_batch
 from specdec.settle import settle
 from specdec.target import Target
 from specdec.text import TextStream
-from specdec.types import Draft, Kept, Request, Span
+from specdec.types import Draft, Kept, Request, Scores, Span, Verdict
 from specdec.verifier import Verifier
 
 
@@ -45,6 +45,7 @@ class Engine:
         scheduler: Scheduler,
         *,
         diagnostics: bool = False,
+        trace: Callable[[Batch, Draft, Scores, Verdict, Kept], None] | None = None,
     ) -> None:
         """
         Args:
@@ -53,6 +54,7 @@ class Engine:
             verifier: decides.
             scheduler: says which rows run.
             diagnostics: compute `specdec.metrics.probe` at every draft node of a chain.
+            trace: told every decode step before it is committed; not in the step's time.
 
         Raises:
             CompatibilityError: they do not fit each other; names every reason.
@@ -66,6 +68,7 @@ class Engine:
         self.seconds = [0.0, 0.0, 0.0]
         self.steps = 0
         self._diagnostics = diagnostics
+        self._trace = trace
         self._taps = tuple(sorted({*drafter.taps, *verifier.taps}))
         self._memory = (
             torch.zeros((target.kv.rows, verifier.memory), dtype=torch.float64, device=target.device)
@@ -154,10 +157,14 @@ class Engine:
         probed = self._clock()
         verdict = self.verifier.verify(draft, scores, batch.noise, batch.memory)
         kept = settle(batch, draft, scores, verdict, clipped, extras)  # samples, stops; the one copy to the host
+        settled = self._clock()
+        if self._trace is not None:
+            self._trace(batch, draft, scores, verdict, kept)
+        traced = self._clock() - settled
         self._commit(batch, kept)
         self.drafter.observe(batch, kept)
         self.scheduler.observe(batch, kept)
-        seconds = (drafted - start, verified - drafted, self._clock() - probed)
+        seconds = (drafted - start, verified - drafted, self._clock() - probed - traced)
         self.seconds = [total + part for total, part in zip(self.seconds, seconds, strict=True)]
         self.steps += 1
         return evolve(kept, seconds=seconds)

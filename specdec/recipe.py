@@ -78,11 +78,13 @@ class ReportSection:
         baseline: also run plain autoregressive decoding; speedups are against it.
         repeats: runs of every prompt, each with its own noise.
         diagnostics: compute what the fidelity columns need; kept out of all times.
+        trace: record drafted steps for `specdec replay`: `full` keeps whole laws, `compact` their probable tokens.
     """
 
     baseline: bool = True
     repeats: int = field(default=1, validator=ge(1))
     diagnostics: bool = True
+    trace: Literal["none", "full", "compact"] = "none"
 
 
 @final
@@ -213,7 +215,7 @@ class _Reading:
         if self.problems:
             raise RecipeError(self.problems + ([str(wrong)] if wrong else []))
         assert kv is not None  # otherwise there are problems
-        if unfit := _unfit(drafters, verifiers, kv):
+        if unfit := [*_unfit(drafters, verifiers, kv), *_unrecorded(drafters, report)]:
             raise CompatibilityError(unfit + ([str(wrong)] if wrong else []))
         if wrong:
             raise wrong
@@ -339,6 +341,15 @@ class _Reading:
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             self.problems.append(f"{name}: got {value!r}, wanted {wanted}")
         return value
+
+
+def _unrecorded(drafters: Sequence[Entry], report: ReportSection) -> list[str]:
+    """Drafters whose steps cannot be recorded."""
+    return [
+        f"drafters[{index}]: drafts trees, and report.trace records chains; try report.trace: none"
+        for index, entry in enumerate(drafters)
+        if report.trace != "none" and entry.make().trees
+    ]
 
 
 def _unfit(drafters: Sequence[Entry], verifiers: Sequence[Entry], kv: Entry) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Self, final
 from attrs import frozen
 
 from specdec.errors import OutputError, RecipeError
+from specdec.trace import FOLDER as TRACES
 from specdec.yamlfile import dump, read
 
 try:
@@ -110,6 +112,7 @@ class RunFolder:
         """
         with _errors(self.path):
             if self._fresh():  # again: another run may have come and gone since
+                shutil.rmtree(self.path / TRACES, ignore_errors=True)
                 for name in (RESULTS, REPORT, SAMPLES, ENVIRONMENT, CONFIG):
                     (self.path / name).unlink(missing_ok=True)
                 # The recipe first: with it, what a kill leaves is known as this run's. The samples last.

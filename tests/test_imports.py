@@ -17,13 +17,13 @@ LAYERS = (
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
     ("compat", "metrics", "trace", "settle", "progress", "costs"),
-    ("engine", "replay", "results", "environment"),
-    ("registry", "options", "yamlfile", "stopwatch"),
+    ("engine", "compact", "results", "environment"),
+    ("registry", "options", "yamlfile", "stopwatch", "recorder", "replay"),
     ("recipe", "report", "testing", "rundir", "generation", "layer_search", "exactness", "subject", "catalogue"),
     ("comparison", "starter", "prognosis", "contract", "claims"),
     ("cli_answers", "cli_interrupt", "doctor", "conformance"),
     ("cli_generate",),
-    ("cli_doctor", "cli_init", "cli_check"),
+    ("cli_doctor", "cli_init", "cli_check", "cli_replay"),
     ("cli",),
 )
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -39,7 +39,7 @@ FOREIGN = {
     "tokenizers": {"loading", "gguf_file"},
     "yaml": {"yamlfile"},
     "cattrs": {"options"},
-    "click": {"cli", "cli_answers", "cli_generate", "cli_doctor", "cli_init", "cli_check"},
+    "click": {"cli", "cli_answers", "cli_generate", "cli_doctor", "cli_init", "cli_check", "cli_replay"},
     "rich": {"cli"},
     "matplotlib": {"report"},
 }
