@@ -24,6 +24,7 @@ FOLDER, INDEX, SHARDS, PROMPTS = "traces", "index.json", "shards.jsonl", "prompt
 Kind = Literal["full", "compact"]
 LawKind = Literal["dense", "point"]
 RequestKey = tuple[str, int]
+JOINED_BYTES = 64 << 20
 _TRY = "try to run the recipe anew"
 # How often each tensor has an entry: once a step, draft place, score row (one more than places), emitted token, kept
 # vocabulary entry.
@@ -79,6 +80,11 @@ class Steps:
         """Each draft place's index within its draft, int64 [D]."""
         return torch.arange(len(self["draft"])) - self.first[self.owner]
 
+    @property
+    def bytes(self) -> int:
+        """Size of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
     def select(self, wanted: Tensor) -> Self:
         """The steps of `wanted` bool [S]."""
         places = wanted.repeat_interleave(self["size"])
@@ -124,6 +130,26 @@ class Shard:
     def line(self) -> str:
         """As it stands in the file."""
         return json.dumps({"file": self.file, "row": self.row, "law": self.law, "requests": self.requests}) + "\n"
+
+
+def joined(shards: Iterable[Steps]) -> Iterator[Steps]:
+    """Small shards put together: more requests at once are looked at in less time."""
+    waiting: list[Steps] = []
+    for steps in shards:
+        size = sum(one.bytes for one in (*waiting, steps))
+        if waiting and (steps.law != waiting[0].law or size > JOINED_BYTES):
+            yield _join(waiting)
+            waiting = []
+        waiting.append(steps)
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(shards: list[Steps]) -> Steps:
+    requests = {key: index for index, key in enumerate(dict.fromkeys(key for one in shards for key in one.requests))}
+    tensors = {name: torch.cat([one[name] for one in shards]) for name in shards[0].tensors}
+    places = [torch.tensor([requests[key] for key in one.requests])[one["request"]] for one in shards]
+    return Steps(shards[0].law, tuple(requests), tensors | {"request": torch.cat(places)})
 
 
 def save(path: Path, steps: Steps) -> None:

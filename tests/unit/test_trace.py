@@ -1,6 +1,10 @@
 """Recording: what a run leaves in its folder `traces`, and what becomes of it when the run is cut off."""
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -31,12 +35,31 @@ RECIPE = {
 PROMPTS = ("one two one two", "abc", "a longer prompt than the others")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with recipe, prompts and a finished run with full traces."""
+    folder = tmp_path_factory.mktemp("prepared")
     rows = [json.dumps({"id": f"p{index}", "prompt": text}) for index, text in enumerate(PROMPTS)]
-    Path("p.jsonl").write_text("\n".join(rows) + "\n")
-    Path("r.yaml").write_text(yaml.safe_dump(RECIPE))
+    (folder / "p.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "r.yaml").write_text(yaml.safe_dump(RECIPE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path, monkeypatch, prepared):
+    """Each test has a folder of its own. The prompts are where they were, for that is compared before a run goes on."""
+    recipe = RECIPE | {"data": {"file": str(prepared / "p.jsonl")}}
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def finished(prepared):
+    """The finished run, copied."""
+    shutil.copytree(prepared / "out", "out")
 
 
 def run(*changes):
@@ -109,19 +132,19 @@ def test_a_full_trace_holds_what_the_rule_saw(monkeypatch):
 
 
 # Catches: raw logits written for recipes that need none, or missing where a rule looks at them.
+@pytest.mark.usefixtures("finished")
 def test_raw_logits_are_kept_where_a_rule_needs_them():
-    run("verifiers.1.use=mars")
-    steps = next(Trace.open(Path("out")).steps(1))
+    assert "logits" not in next(Trace.open(Path("out")).steps(1)).tensors
+    run("verifiers.1.use=mars", "output_dir=other")
+    steps = next(Trace.open(Path("other")).steps(1))
     assert steps["logits"].shape == steps["p"].shape
-    run("output_dir=other")
-    assert "logits" not in next(Trace.open(Path("other")).steps(1)).tensors
 
 
 # Catches: a chunk that is counted before it is whole, shards of a chunk without samples that stay, requests traced
 # twice after an append that was cut off between two lines.
 @pytest.mark.parametrize("lines", [0, 1, 5])
-def test_a_run_that_was_cut_off_goes_on_with_whole_traces(lines, monkeypatch):
-    run()
+@pytest.mark.usefixtures("finished")
+def test_a_run_that_was_cut_off_goes_on_with_whole_traces(lines):
     whole = spelled()
     for kept in range(2):
         Path("out/results.json").unlink()
@@ -137,32 +160,39 @@ def test_a_run_that_was_cut_off_goes_on_with_whole_traces(lines, monkeypatch):
         assert {path.name for path in Path("out/traces").glob("*.safetensors")} == named
 
 
-# Catches: a recording that dies with the process half-way and takes finished samples' steps along.
-def test_a_run_that_failed_in_a_chunk_goes_on_with_whole_traces(monkeypatch):
-    run()
+KILLED = """
+import os, signal, sys
+from specdec.cli import main
+from specdec.recorder import Recording
+from specdec.rundir import RunFolder
+cls = {'append': RunFolder, 'count': Recording, 'save': Recording}[sys.argv[1]]
+plain, calls = getattr(cls, sys.argv[1]), []
+def killed(self, *arguments):
+    calls.append(self)
+    if len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, *arguments)
+setattr(cls, sys.argv[1], killed)
+main(['run', 'r.yaml', '--quiet', '--overwrite'])
+"""
+
+
+# Catches: steps lost or doubled by a kill before a shard is written, before it counts, or before its samples are there.
+@pytest.mark.usefixtures("finished")
+@pytest.mark.parametrize("before", ["save", "count", "append"])
+def test_a_killed_run_goes_on_with_whole_traces(before):
     whole = spelled()
-    calls = []
-    write = recorder.Recorder.write
-
-    def failing(self):
-        calls.append(self)
-        if len(calls) == 4:
-            self._flush()
-            raise KeyboardInterrupt
-        write(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(recorder.Recorder, "write", failing)
-        broken = CliRunner().invoke(main, ["run", "r.yaml", "--quiet", "--overwrite"])
-    assert broken.exit_code == 130
+    done = subprocess.run([sys.executable, "-c", KILLED, before], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert 0 < len(samples()) < 18
     run()
     assert spelled() == whole
 
 
 # Catches: a trace that is written unasked, traces of an overwritten run that stay.
+@pytest.mark.usefixtures("finished")
 def test_without_the_option_there_is_no_trace():
-    run()
+    assert Path("out/traces").exists()
     CliRunner().invoke(main, ["run", "r.yaml", "--quiet", "--overwrite", "--set", "report.trace=none"])
     assert not Path("out/traces").exists()
 
@@ -204,8 +234,8 @@ def test_recording_is_not_in_the_time_of_the_steps():
         (lambda path: path.write_bytes(Path("out/traces/1-1.safetensors").read_bytes()[:40]), "cut off"),
     ],
 )
+@pytest.mark.usefixtures("finished")
 def test_a_broken_shard_is_one_sentence(break_it, said):
-    run()
     trace = Trace.open(Path("out"))
     path = trace.path / next(shard.file for shard in trace.shards if shard.row == 2)
     break_it(path)
@@ -216,8 +246,8 @@ def test_a_broken_shard_is_one_sentence(break_it, said):
 
 
 # Catches: tensors of different lengths read as if they belonged together.
+@pytest.mark.usefixtures("finished")
 def test_a_shard_whose_tensors_do_not_fit_is_refused():
-    run()
     trace = Trace.open(Path("out"))
     steps = next(trace.steps(1))
     assert steps.problem() is None
@@ -226,8 +256,8 @@ def test_a_shard_whose_tensors_do_not_fit_is_refused():
 
 
 # Catches: a line that is no shard taken for one, or an index of a later version read as ours.
+@pytest.mark.usefixtures("finished")
 def test_what_is_no_index_is_one_sentence():
-    run()
     index = Path("out/traces/index.json")
     content = json.loads(index.read_text())
     index.write_text(json.dumps(content | {"schema_version": 2}))
