@@ -1,7 +1,9 @@
 """Rules over recorded steps, against the runs that recorded them and against each other."""
 
 import csv
+import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -344,14 +346,61 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path):
         assert said in done.stderr
 
 
-# Catches: an end inside a draft after which tokens are still counted.
-def test_nothing_is_expected_after_a_token_that_ends_the_text(tmp_path):
+# Catches: an end inside a draft after which tokens are counted, drafted tokens that a stop cut off, places behind it.
+def test_expected_counts_are_those_of_all_that_can_happen(tmp_path):
     made = steps(30, 300)
-    ended = dict(made.tensors) | {"end": torch.where(made["size"] > 0, 0, made["size"])}
-    traces = [
-        Trace.open(write(tmp_path / name, type(made)(made.law, made.requests, tensors), kind="full", vocabulary=300))
-        for name, tensors in (("open", made.tensors), ("ended", ended))
-    ]
-    open_ended, cut = (replay(trace, 1, {"it": Standard()})["it"].figures for trace in traces)
-    assert open_ended["acceptance_length"].value > 1.2
-    assert cut["acceptance_length"].value == pytest.approx(1)
+    ends = torch.where(made["step"] % 2 == 0, made["size"], (made["size"] - 2).clamp(min=0))
+    made = type(made)(made.law, made.requests, dict(made.tensors) | {"end": ends})
+    trace = Trace.open(write(tmp_path / "run", made, kind="full", vocabulary=300))
+    acceptance = judge(Standard(), Whole(made), {}, {}).acceptance.split(made["size"].tolist())
+    total = dict.fromkeys(("emitted", "accepted", "drafted", "examined"), 0.0)
+    for chances, size, end in zip(acceptance, made["size"].tolist(), ends.tolist(), strict=True):
+        for outcome in itertools.product((True, False), repeat=size):
+            chance = math.prod(a if keep else 1 - a for a, keep in zip(chances.tolist(), outcome, strict=True))
+            kept = next((node for node, keep in enumerate(outcome) if not keep), size)
+            cut = kept > end  # the end itself is the last token that is emitted
+            kept = min(kept, end + 1)
+            total["emitted"] += chance * (kept if cut else kept + 1)
+            total["accepted"] += chance * kept
+            total["drafted"] += chance * (kept if cut else size)
+            total["examined"] += chance * (kept if cut else min(kept + 1, size))
+    figures = replay(trace, 1, {"it": Standard()})["it"].figures
+    for name, wanted in (
+        ("acceptance_length", total["emitted"] / len(made)),
+        ("acceptance_rate", total["accepted"] / total["drafted"]),
+        ("acceptance", total["accepted"] / total["examined"]),
+    ):
+        assert figures[name].value == pytest.approx(wanted, abs=1e-6), name
+
+
+PARITY = """
+import torch
+from attrs import frozen
+from specdec import Place, PointwiseVerifier
+from specdec.theory import standard_acceptance
+
+@frozen(kw_only=True)
+class Parity(PointwiseVerifier):
+    family, exactness, memory = "other", "lossy", 1
+
+    def start(self, prompt):
+        return (float(sum(token % 2 for token in prompt[:-1])),)
+
+    def acceptance(self, at):
+        odd = (at.memory[..., 0] % 2 > 0).unsqueeze(-1)
+        return torch.where(odd, standard_acceptance(at.p, at.q.dense()), torch.full_like(at.p, 0.7))
+
+    def follow(self, tokens, memory):
+        return memory + (tokens % 2).unsqueeze(-1)
+"""
+
+
+# Catches: pending or kept tokens that a rule is not told of, tokens of a compact trace told by their new numbers, a
+# prompt that is not there, a class of no package that is not found.
+@pytest.mark.parametrize("kind", ["full", "compact"])
+def test_a_rule_that_follows_every_token_is_told_of_every_token(kind, tmp_path, monkeypatch):
+    (tmp_path / "parity.py").write_text(PARITY)
+    monkeypatch.chdir(tmp_path)
+    out = run(tmp_path, verifiers=[{"use": "parity:Parity"}], report={"trace": kind, "baseline": False})
+    for row in rows(out).values():
+        assert row["equal_steps"] == row["steps"] > 20
