@@ -21,6 +21,7 @@ from specdec.cli_doctor import doctor
 from specdec.cli_generate import generate
 from specdec.cli_init import init
 from specdec.cli_interrupt import stoppable
+from specdec.cli_replay import replay
 from specdec.errors import OutputError, PluginError, RecipeError, SpecdecError
 from specdec.registry import KINDS, Plugin, load, names, plugins, problem, suggestion, summary
 
@@ -126,6 +127,7 @@ main.add_command(compare_runs)
 main.add_command(generate)
 main.add_command(doctor)
 main.add_command(init)
+main.add_command(replay)
 
 
 _SET = click.option(

@@ -25,6 +25,7 @@ from specdec.noise import request_seed
 from specdec.page import page
 from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
+from specdec.recorder import Recorder, Recording
 from specdec.registry import load
 from specdec.report import markdown
 from specdec.results import Row, combined, fidelity, plain_logprobs, summarise
@@ -61,11 +62,12 @@ class Status:
 @final
 @frozen(eq=False)
 class Combination:
-    """One row of the comparison, the engine that makes it, and how its tokens are drawn."""
+    """One row of the comparison, the engine that makes it, how its tokens are drawn, and who records it, if anybody."""
 
     row: Row
     engine: Engine
     sampling: Sampling
+    recorder: Recorder | None = None
 
 
 def compare(
@@ -88,7 +90,9 @@ def compare(
     options = {name: value for name, value in recipe.to_dict()["target"].items() if name != "model"}
     target = Target.load(recipe.target.model, kv=recipe.kv.make(), **options)
     prompts = encode(recipe.samples, target.tokenizer, recipe.data)
-    combinations = combine(recipe, target)
+    rules = {entry.label: entry.make() for entry in recipe.verifiers}
+    recording = Recording.of(recipe.to_dict(), rules)
+    combinations = combine(recipe, target, recording)
     _refuse(recipe, prompts, combinations[0].engine)
     _say_notes(target, [combination.engine.drafter for combination in combinations])
     about = {**environment(target), "prompts": _digest(prompts)}
@@ -98,6 +102,8 @@ def compare(
         records = folder.begin(about)
         if records:
             _log.info("%s: resuming, %d requests are there already", folder.path, len(records))
+        if recording is not None:
+            recording.begin(target.vocabulary, prompts, records)
         records += run.remaining(records)
         results = {
             "recipe": recipe.name,
@@ -142,7 +148,7 @@ def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict
     return prompts
 
 
-def combine(recipe: Recipe, target: Target) -> list[Combination]:
+def combine(recipe: Recipe, target: Target, recording: Recording | None = None) -> list[Combination]:
     """The product of drafters and verifiers, and the baseline before it. A drafter is bound once and used by all.
 
     Raises:
@@ -181,13 +187,15 @@ def combine(recipe: Recipe, target: Target) -> list[Combination]:
                 options=", ".join(f"{name} {value}" for name, value in entry.values.items() if value is not None),
             )
             pairs.append((row, drafter, verifier, recipe.sampling))
-    made, problems = [], []
+    made: list[Combination] = []
+    problems = []
     for row, drafter, verifier, sampling in pairs:
         try:
             scheduler = recipe.scheduler.make()
+            recorder = recording.recorder(len(made), row, drafter) if recording is not None else None
             asked = {"diagnostics": recipe.report.diagnostics, "logprobs": recipe.report.logprobs}
-            engine = Engine(target, drafter, verifier, scheduler, **asked)
-            made.append(Combination(row, engine, sampling))
+            engine = Engine(target, drafter, verifier, scheduler, trace=recorder, **asked)
+            made.append(Combination(row, engine, sampling, recorder))
         except CompatibilityError as error:
             problems += [f"{row.label}: {problem}" for problem in error.problems]
     if problems:
@@ -251,6 +259,8 @@ class _Run:
     def _segment(self, combination: Combination, chunk: Sequence[str], repeat: int) -> list[dict[str, Any]]:
         engine, label = combination.engine, combination.row.label
         before = list(engine.seconds)
+        if combination.recorder is not None:
+            combination.recorder.begin(repeat)
         done: dict[str, Completion] = {}
         seen = self.seen.setdefault(label, [0.0, 0.0, 0.0])
         for event in engine.stream([self._request(combination, name, repeat) for name in chunk]):
@@ -267,6 +277,8 @@ class _Run:
                 self.progress(Status(label, self.done, self.total, pace, seen[0] / seen[1]))
         seconds = [after - earlier for after, earlier in zip(engine.seconds, before, strict=True)]
         seen[2] += sum(seconds)
+        if combination.recorder is not None:
+            combination.recorder.write()
         return [self._record(label, repeat, done[name], [part / len(chunk) for part in seconds]) for name in chunk]
 
     def _record(self, label: str, repeat: int, completion: Completion, seconds: Sequence[float]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import final
 
@@ -46,6 +46,7 @@ class Engine:
         *,
         diagnostics: bool = False,
         logprobs: bool = False,
+        trace: Callable[[Batch, Draft, Scores, Verdict, Kept], None] | None = None,
     ) -> None:
         """
         Args:
@@ -55,6 +56,7 @@ class Engine:
             scheduler: says which rows run.
             diagnostics: say in `Completion.diagnostics` what `specdec.diagnostics.probe` finds at every examined place.
             logprobs: say in `Completion.logprobs` how probable each token was, under the target and where it was drawn.
+            trace: told every decode step before it is committed; not in the step's time.
 
         Raises:
             CompatibilityError: they do not fit each other; names every reason.
@@ -67,7 +69,7 @@ class Engine:
         self.target, self.drafter, self.verifier, self.scheduler = target, drafter, verifier, scheduler
         self.seconds = [0.0, 0.0, 0.0]
         self.steps = 0
-        self._diagnostics, self._logprobs = diagnostics, logprobs
+        self._diagnostics, self._logprobs, self._trace = diagnostics, logprobs, trace
         self._taps = tuple(sorted({*drafter.taps, *verifier.taps}))
         self._memory = (
             torch.zeros((target.kv.rows, verifier.memory), dtype=torch.float64, device=target.device)
@@ -157,10 +159,15 @@ class Engine:
         extras = self._probe(batch, draft, scores, verdict, following)
         probed = self._clock()
         kept = settle(batch, draft, scores, verdict, following, clipped, extras)  # stops; the one copy to the host
+        settled = self._clock()
+        if self._trace is not None:
+            self._trace(batch, draft, scores, verdict, kept)
+        traced = self._clock()
         self._commit(batch, kept)
         self.drafter.observe(batch, kept)
         self.scheduler.observe(batch, kept)
-        seconds = (drafted - start, verified - drafted, judged - verified + self._clock() - probed)
+        rest = (judged - verified) + (settled - probed) + (self._clock() - traced)
+        seconds = (drafted - start, verified - drafted, rest)
         self.seconds = [total + part for total, part in zip(self.seconds, seconds, strict=True)]
         self.steps += 1
         return evolve(kept, seconds=seconds)

@@ -82,6 +82,7 @@ class ReportSection:
             from; kept out of all times.
         controls: beside every rule with a theta, also sample plainly with top-p = theta: without it "quality kept" may
             only be what truncation does.
+        trace: record drafted steps for `specdec replay`: `full` keeps whole laws, `compact` their probable tokens.
     """
 
     baseline: bool = True
@@ -89,6 +90,7 @@ class ReportSection:
     diagnostics: bool = True
     logprobs: bool = False
     controls: bool = False
+    trace: Literal["none", "full", "compact"] = "none"
 
 
 @final
@@ -219,7 +221,7 @@ class _Reading:
         if self.problems:
             raise RecipeError(self.problems + ([str(wrong)] if wrong else []))
         assert kv is not None  # otherwise there are problems
-        if unfit := _unfit(drafters, verifiers, kv):
+        if unfit := [*_unfit(drafters, verifiers, kv), *_unrecorded(drafters, report)]:
             raise CompatibilityError(unfit + ([str(wrong)] if wrong else []))
         if wrong:
             raise wrong
@@ -345,6 +347,15 @@ class _Reading:
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             self.problems.append(f"{name}: got {value!r}, wanted {wanted}")
         return value
+
+
+def _unrecorded(drafters: Sequence[Entry], report: ReportSection) -> list[str]:
+    """Drafters whose steps cannot be recorded."""
+    return [
+        f"drafters[{index}]: drafts trees, and report.trace records chains; try report.trace: none"
+        for index, entry in enumerate(drafters)
+        if report.trace != "none" and entry.make().trees
+    ]
 
 
 def _unfit(drafters: Sequence[Entry], verifiers: Sequence[Entry], kv: Entry) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from attrs import frozen
 
 from specdec.errors import OutputError, RecipeError
 from specdec.figures import FILES
+from specdec.trace import FOLDER as TRACES
 from specdec.yamlfile import dump, read
 
 try:
@@ -111,6 +113,7 @@ class RunFolder:
         """
         with _errors(self.path):
             if self._fresh():  # again: another run may have come and gone since
+                shutil.rmtree(self.path / TRACES, ignore_errors=True)
                 for name in (RESULTS, REPORT, PAGE, *FILES, SAMPLES, ENVIRONMENT, CONFIG):
                     self._remove(name)
                 # The recipe first: with it, what a kill leaves is known as this run's. The samples last.

@@ -543,7 +543,9 @@ NONSENSE = (
         name="a mistyped command",
         arguments=("rnu", "r.yaml"),
         code=2,
-        errors=(r"rnu: no such command; did you mean 'run'\?; there are .*generate, init, ls, run, show, validate$",),
+        errors=(
+            r"rnu: no such command; did you mean 'run'\?; there are .*generate, init, ls, replay, run, show, validate$",
+        ),
     ),
     Case(
         name="run without a recipe",
