@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 
 # Tiny tensors gain nothing from threads and lose much when cores are shared; subprocesses of tests inherit it.
@@ -11,3 +12,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Nor does a bar run through what is said on stderr.
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request, monkeypatch):
+    """Figures cost half a second a run, so only tests that look at them draw them."""
+
+    def absent(*_):
+        raise ImportError("no figures in this test")
+
+    if "drawn" not in request.keywords:
+        monkeypatch.setattr("specdec.page.draw", absent)

@@ -69,7 +69,7 @@ def lengths(done):
 
 # Catches: a loader that knows entry points only, options of a class of no package that are not applied, a module that
 # is looked for in one place only.
-@pytest.mark.parametrize("place", ["current folder", "recipe's folder"])
+@pytest.mark.parametrize("place", ["current folder", pytest.param("recipe's folder", marks=pytest.mark.full)])
 def test_a_rule_in_a_file_runs(tmp_path, place):
     (tmp_path / "work").mkdir()
     home = tmp_path / "work" if place == "current folder" else tmp_path

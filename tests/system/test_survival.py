@@ -194,11 +194,11 @@ from specdec_plugins.verifiers.nucleus import Nucleus
 target = Target.load('random:llama', kv=Slab(rows=4, tokens=64))
 drafter = DraftModel(model='random:llama:1', num_speculative_tokens=3)
 engine = Engine(target, drafter, Nucleus(), Continuous(), diagnostics=True)
-for index in range(500):
+for index in range(0, 500, 4):
     sampling = Sampling(max_new_tokens=6, seed=index, stop_strings=('never to be seen',))
-    [done] = engine.generate([Request(prompt=prompt(index), sampling=sampling)])
-    assert done.tokens
-    if index == 49:
+    done = engine.generate([Request(prompt=prompt(index + row), sampling=sampling) for row in range(4)])
+    assert all(one.tokens for one in done)
+    if index == 48:
         before = resident()
 print(*before, *resident())
 """

@@ -15,6 +15,8 @@ from specdec.page import page
 from specdec.report import in_words, markdown
 from tests.unit.test_report import RECORDS, ROWS, results, row
 
+pytestmark = pytest.mark.drawn
+
 
 def run(rows=ROWS, records=RECORDS, **changes):
     found = copy.deepcopy(results(rows, records, seed=0, **changes))

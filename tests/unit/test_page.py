@@ -16,6 +16,8 @@ from specdec.metrics import Counters
 from specdec.page import page
 from tests.unit.test_report import RECORDS, ROWS, record, results, row, sums
 
+pytestmark = pytest.mark.drawn
+
 EVIL = '<script>alert("x")</script> & $\\frac$ **b** \\* `c`'
 
 

@@ -22,6 +22,7 @@ from specdec_plugins.kv.slab import Slab
 from specdec_plugins.schedulers.continuous import Continuous
 from specdec_plugins.verifiers.standard import Standard
 
+FULL = pytest.mark.full
 RECIPE = {
     "target": {"model": "random:llama", "dtype": "float32"},
     "drafters": [{"use": "model", "name": "model", "model": "random:llama:1", "num_speculative_tokens": 3}],
@@ -142,7 +143,7 @@ def test_raw_logits_are_kept_where_a_rule_needs_them():
 
 # Catches: a chunk that is counted before it is whole, shards of a chunk without samples that stay, requests traced
 # twice after an append that was cut off between two lines.
-@pytest.mark.parametrize("lines", [0, 1, 5])
+@pytest.mark.parametrize("lines", [pytest.param(0, marks=FULL), 1, pytest.param(5, marks=FULL)])
 @pytest.mark.usefixtures("finished")
 def test_a_run_that_was_cut_off_goes_on_with_whole_traces(lines):
     whole = spelled()
@@ -179,7 +180,7 @@ main(['run', 'r.yaml', '--quiet', '--overwrite'])
 
 # Catches: steps lost or doubled by a kill before a shard is written, before it counts, or before its samples are there.
 @pytest.mark.usefixtures("finished")
-@pytest.mark.parametrize("before", ["save", "count", "append"])
+@pytest.mark.parametrize("before", [pytest.param("save", marks=FULL), "count", pytest.param("append", marks=FULL)])
 def test_a_killed_run_goes_on_with_whole_traces(before):
     whole = spelled()
     done = subprocess.run([sys.executable, "-c", KILLED, before], capture_output=True, text=True)
