@@ -149,7 +149,7 @@ def test_an_installed_rule_is_used(python, tmp_path):
 
 
 # Catches: a broken plugin that is a traceback when it is asked for, or that is not named beside an unknown name.
-@pytest.mark.parametrize("name", ["rusty", "absent"])
+@pytest.mark.parametrize("name", ["rusty", pytest.param("absent", marks=pytest.mark.full)])
 def test_a_broken_rule_is_an_error_in_the_recipe(python, tmp_path, name):
     done = specdec(python, "validate", "smoke", "--set", f"verifiers.0.use={name}", folder=tmp_path)
     assert done.returncode == 2

@@ -200,10 +200,23 @@ def both(folder, vocabulary, law="dense", **options):
 
 # Catches: a bracket that does not hold what it is said to, tail mass that is lost or counted twice, kept tokens that
 # are not where they were. The tails here have up to a tenth of the mass.
-@pytest.mark.parametrize("law", ["dense", "point"])
 @pytest.mark.parametrize(
-    "rule",
-    [Standard(), Nucleus(), Nucleus(theta=0.6), Nucleus(theta=0.8, budget=0.4), Typical(), TopK(k=20), Ensemble()],
+    ("rule", "law"),
+    [
+        pytest.param(rule, law, marks=() if law == "dense" or index == 2 else pytest.mark.full)
+        for law in ("dense", "point")
+        for index, rule in enumerate(
+            (
+                Standard(),
+                Nucleus(),
+                Nucleus(theta=0.6),
+                Nucleus(theta=0.8, budget=0.4),
+                Typical(),
+                TopK(k=20),
+                Ensemble(),
+            )
+        )
+    ],
 )
 def test_a_compact_trace_gives_what_the_full_one_gives(rule, law, tmp_path):
     if law == "point" and isinstance(rule, Ensemble):

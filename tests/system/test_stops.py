@@ -64,7 +64,7 @@ def drafters():
 
 # Catches: a whole block committed before the stop test; stops tested on the last token only; a bonus after an accepted
 # end; text cut where ids are not; counters and cache lengths that count what was dropped.
-@pytest.mark.parametrize("drafter", ["oracle", "half right", "self", "none"])
+@pytest.mark.parametrize("drafter", ["oracle", "half right", pytest.param("self", marks=pytest.mark.full), "none"])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", ["eos", "several eos", "stop id", "stop string", "budget", "context"])
 def test_the_end_is_exact_wherever_it_lies_in_a_block(kind, place, drafter):
@@ -122,7 +122,9 @@ ORDER = {"eos": 0, "stop_string": 1, "length": 2, "context": 3}
 
 
 # Catches: the budget tested before stops on a step of several tokens; a later reason that overwrites an earlier one.
-@pytest.mark.parametrize("first", [1, 5, 7, 9])
+@pytest.mark.parametrize(
+    "first", [pytest.param(1, marks=pytest.mark.full), 5, pytest.param(7, marks=pytest.mark.full), 9]
+)
 @pytest.mark.parametrize("pair", [(a, b) for a in ORDER for b in ORDER if a != b])
 @pytest.mark.parametrize("gap", [0, 1])
 def test_the_earliest_of_two_ends_wins(pair, first, gap):

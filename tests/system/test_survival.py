@@ -162,6 +162,7 @@ def test_a_run_that_was_killed_before_a_file_had_its_name_goes_on(unbroken, name
 
 
 # Catches: a folder that is there before the first sample and cannot be gone on from.
+@FULL
 def test_a_run_that_was_killed_before_its_first_sample_begins_anew(unbroken):
     process = begin(RUN)
     killed(process, lambda: Path("out/.lock").exists())
