@@ -48,12 +48,13 @@ def write_gguf(path, model, *, pre="smollm"):
     writer.add_vocab_size(config.vocab_size)
     tokens = list(dict(sorted(byte_tokenizer().get_vocab().items(), key=lambda item: item[1])))
     tokens += [f"<pad{index}>" for index in range(config.vocab_size - len(tokens))]
-    tokens[-1] = "ĠĠ"
+    tokens[-2:] = "ĊĊ", "ĠĠ"
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([1] * len(tokens))
-    writer.add_token_merges(["Ġ Ġ"])
+    writer.add_token_merges(["Ġ Ġ", "Ċ Ċ"])  # of one alone transformers 5.16 makes a text
+    writer.add_bos_token_id(256)  # which transformers 5.16 looks up whenever there is an end
     writer.add_eos_token_id(256)
 
     def interleave(weight, heads):
