@@ -55,6 +55,7 @@ def write_gguf(path, model, *, pre="smollm"):
     writer.add_token_types([1] * len(tokens))
     writer.add_token_merges(["Ġ Ġ", "Ċ Ċ"])  # of one alone transformers 5.16 makes a text
     writer.add_bos_token_id(256)  # which transformers 5.16 looks up whenever there is an end
+    writer.add_add_bos_token(False)
     writer.add_eos_token_id(256)
 
     def interleave(weight, heads):
