@@ -89,9 +89,17 @@ def _decided(rule: PointwiseVerifier, at: Place, q: Tensor) -> Position:
 
 
 def _positions(subject: Subject, count: int, seed: int = 0) -> Iterator[tuple[Place, Position]]:
-    """Random places of several vocabularies, with zeros, without, and with point masses where the rule knows them."""
+    """Random places of several vocabularies and depths, with zeros, without, with point masses where it knows them."""
     rule = subject.pointwise
-    for size, kind in ((2, "soft"), (3, "soft"), (5, "zeros"), (8, "zeros"), (5, "point"), (40, "soft")):
+    # Enumeration of whole drafts ends at three tokens; deeper places are looked at by themselves.
+    for size, kind, depth in (
+        (2, "soft", 0),
+        (3, "soft", 1),
+        (5, "zeros", 3),
+        (8, "zeros", 7),
+        (5, "point", 15),
+        (40, "soft", 40),
+    ):
         if kind == "point" and "draft_law" in rule.needs:
             continue
         p = simplices((count, size), seed + size, torch.float64, zeros=kind == "zeros")
@@ -99,7 +107,7 @@ def _positions(subject: Subject, count: int, seed: int = 0) -> Iterator[tuple[Pl
         if kind == "point":
             q = torch.nn.functional.one_hot(q.argmax(-1), size).double()
         after = simplices((count, size, size), seed + 200, torch.float64, zeros=False)
-        at = _token_places(subject, p, q, after, 0, subject.memories(count, seed))
+        at = _token_places(subject, p, q, after, depth, subject.memories(count, seed))
         yield at, _decided(rule, at, q)
 
 

@@ -172,11 +172,17 @@ def _swept(sweep: str, overrides: Iterable[str]) -> list[_Rule]:
     if not name or not option or not re.fullmatch(f"{number}:{number}:{number}", span):
         raise RecipeError(f"--sweep {sweep}: {wanted}")
     first, last, step = map(float, span.split(":"))
-    if not step > 0 or last < first or (count := math.floor((last - first) / step + 1e-9) + 1) > _MOST:
-        raise RecipeError(f"--sweep {sweep}: {wanted}, STEP above 0, TO not below FROM, {_MOST} values at most")
+    most = max(abs(first), abs(last))
+    # Values are rounded to twelve places, and steps must stay apart.
+    if not 1e-12 <= step < math.inf or not first <= last or most == math.inf or (last - first) / step > _MOST - 1:
+        raise RecipeError(
+            f"--sweep {sweep}: {wanted}, finite numbers, STEP from 1e-12, TO not below FROM, {_MOST} values at most"
+        )
     whole = not re.search(r"[.eE]", span)
     options, rules = _options(overrides), []
-    for number_of in range(count):
+    if option in options:
+        raise RecipeError(f"--set {option}: is what --sweep sets; leave one of them out")
+    for number_of in range(math.floor((last - first) / step + 1e-9) + 1):
         value = round(first + number_of * step, 12)
         rules.append(_rule(name, {**options, option: int(value) if whole else value}, "--sweep " + name, value))
     return rules

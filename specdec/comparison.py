@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen, has
 
 from specdec.drafter import Drafter
 from specdec.encoding import has_template, prompt_ids
@@ -33,6 +33,7 @@ from specdec.rundir import PAGE, REPORT, RunFolder
 from specdec.target import Target
 from specdec.task import Sample, scores_of
 from specdec.types import Request, Sampling
+from specdec.verifier import Verifier
 
 BASELINE = "autoregressive"
 _WARM_UP_TOKENS = 8
@@ -167,8 +168,8 @@ def combine(recipe: Recipe, target: Target, recording: Recording | None = None) 
     alone = [(plain, recipe.sampling)] if recipe.report.baseline else []
     if recipe.report.controls:
         for top_p in _thetas(recipe):
-            control = evolve(plain, label=f"top_p={top_p:g}", exactness="lossy", family="other", baseline=False)
-            alone.append((control, evolve(recipe.sampling, top_p=min(top_p, recipe.sampling.top_p))))
+            control = evolve(plain, label=f"top_p={top_p}", exactness="lossy", family="other", baseline=False)
+            alone.append((control, evolve(recipe.sampling, top_p=top_p)))
     for row, sampling in alone:
         pairs.append((row, load("drafters", "none")(), load("verifiers", "standard")(), sampling))
     standards = [entry.label for entry in recipe.verifiers if entry.use == "standard"]
@@ -204,8 +205,14 @@ def combine(recipe: Recipe, target: Target, recording: Recording | None = None) 
 
 
 def _thetas(recipe: Recipe) -> list[float]:
-    """Of the rules that keep what lies in a nucleus, each once."""
-    found = [entry.values["theta"] for entry in recipe.verifiers if isinstance(entry.values.get("theta"), float)]
+    """Of the rules that keep what lies in a nucleus, also within rules made of rules, each once."""
+    rules = [entry.make() for entry in recipe.verifiers]
+    found = []
+    for rule in rules:  # grows
+        for value in (getattr(rule, one.name, None) for one in (fields(type(rule)) if has(type(rule)) else ())):
+            rules += [part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Verifier)]
+        if isinstance(theta := getattr(rule, "theta", None), float) and theta < 1.0:
+            found.append(theta)
     return list(dict.fromkeys(found))
 
 

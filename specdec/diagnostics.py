@@ -16,6 +16,7 @@ from specdec.noise import Noise
 from specdec.probability import at as gather
 from specdec.probability import entropy, mass_above, total_variation
 from specdec.theory import excess, nucleus_excess, rejection, standard_acceptance
+from specdec.tree import first_child
 from specdec.types import Draft, Extras, Scores, Verdict
 from specdec.verifier import Place, PointwiseVerifier, Verifier
 
@@ -108,7 +109,6 @@ def probe(
             "uncovered": torch.where(law[..., 0].isnan(), torch.nan, torch.where(law > 0, 0.0, at.p).sum(-1)),
         }
     return Extras(
-        examined=verdict.lengths + drafted.gather(1, verdict.lengths.unsqueeze(1)).squeeze(1),
         places={name: places[name].double() for name in DIAGNOSTICS if name in places},
         tokens={name: tokens[name].double() for name in LOGPROBS if name in tokens},
     )
@@ -146,12 +146,7 @@ def _places(draft: Draft, scores: Scores, verdict: Verdict) -> tuple[Place, Tens
     rows, nodes = draft.tokens.shape
     device = draft.tokens.device
     parent = pad(verdict.path[:, : int(verdict.lengths.max())], (1, 0), value=-1)
-    if draft.parents is None:
-        child = torch.where(parent + 1 < draft.sizes.unsqueeze(1), parent + 1, -1)
-    else:
-        there = torch.arange(nodes, device=device) < draft.sizes.unsqueeze(1)
-        children = (draft.parents.unsqueeze(1) == parent.unsqueeze(2)) & there.unsqueeze(1)
-        child = torch.where(children.any(-1), children.long().argmax(-1), -1)
+    child = first_child(draft.parents, draft.sizes, parent)
     row, drafted, node = torch.arange(rows, device=device).unsqueeze(1), child >= 0, child.clamp(min=0)
     none = PointMass(torch.full_like(child, -1), scores.probs.shape[-1], scores.probs.dtype)
     law = none if not nodes else (draft.law or PointMass(draft.tokens, none.vocabulary, none.dtype)).row(node, drafted)

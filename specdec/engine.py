@@ -254,6 +254,7 @@ class Engine:
             depths=(0,) * len(batch.rows),
             clipped=(0,) * len(batch.rows),
             accepted=(0,) * len(batch.rows),
+            examined=(0,) * len(batch.rows),
             sources=none,
             finished=none,
         )

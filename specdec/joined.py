@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import CompatibilityError, DataError, RecipeError
+from specdec.report import markdown
 from specdec.results import SCHEMA_VERSION
 from specdec.rundir import CONFIG, RESULTS
 
@@ -84,10 +85,17 @@ def _read(folder: Path) -> dict[str, Any]:
     version = found.get("schema_version") if isinstance(found, dict) else None
     if version != SCHEMA_VERSION:
         raise DataError(f"{file}: got schema_version {version!r}, wanted {SCHEMA_VERSION}; run it again")
-    rows = found.get("rows") or [{}]
+    rows = found.get("rows")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{file}: got rows {str(rows)[:40]!r}, wanted a list of mappings; run it again")
     missing = sorted(_WANTED - found.keys()) + sorted(_OF_A_ROW - set.intersection(*map(set, rows)))
     if missing:
         raise DataError(f"{file}: has no {missing[0]!r}, which this version of specdec writes; run it again")
+    try:  # whatever else is not as it was written would fail while the report is made
+        markdown(found)
+        _ = found["environment"]["prompts"], found["environment"]["target"]["weights"]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{file}: is not as a run writes it: {type(error).__name__}: {error}; run it again") from error
     return dict(found)
 
 

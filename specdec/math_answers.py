@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -47,15 +48,15 @@ def right(gold: str, answer: str, seconds: float = SECONDS) -> bool:
 
 def last_boxed(text: str) -> str | None:
     """The last \\boxed{...} that is closed, with the word and its braces, or None."""
-    start = text.rfind("\\boxed{")
-    while start >= 0:
-        depth = 0
-        for index in range(start, len(text)):
-            depth += (text[index] == "{") - (text[index] == "}")
-            if text[index] == "}" and depth == 0:
-                return text[start : index + 1]
-        start = text.rfind("\\boxed{", 0, start)
-    return None
+    found, opened = None, []  # where each brace that is open was opened, and whether that was a box
+    for mark in re.finditer(r"\\boxed\{|[{}]", text):
+        if mark[0] != "}":
+            opened.append((mark.start(), mark[0] != "{"))
+        elif opened:
+            start, box = opened.pop()
+            if box and (found is None or start > found[0]):
+                found = (start, mark.end())
+    return None if found is None else text[found[0] : found[1]]
 
 
 @final

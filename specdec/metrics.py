@@ -60,7 +60,7 @@ class Counters:
         self.num_clipped += kept.clipped[row]
         for counts, upto in (
             (self.num_drafted_per_pos, depth),
-            (self.num_examined_per_pos, min(accepted + (not cut), depth)),
+            (self.num_examined_per_pos, min(kept.examined[row], emitted)),
             (self.num_accepted_tokens_per_pos, accepted),
         ):
             counts.extend([0] * (upto - len(counts)))

@@ -213,6 +213,8 @@ class _Reading:
         sampling = self._section("sampling", Sampling)
         data, task = self._data()
         report = self._section("report", ReportSection)
+        if sampling is not None and report is not None:
+            self.problems += _uncontrolled(sampling, report)
         seed = self._typed("seed", 0, int, "a whole number from 0")
         output = self._typed("output_dir", f"runs/{self.path.stem}", str, "a folder")
         if isinstance(output, str) and (not output or "\0" in output):
@@ -294,8 +296,8 @@ class _Reading:
             hint = f"; {near[0]!r} is not it" if near else ""
             self.problems.append(f"{path}.use: got {use!r}, wanted the name of one of {kind}{hint}; see `specdec ls`")
             return None
-        if label is not None and not isinstance(label, str):
-            self.problems.append(f"{path}.name: got {label!r}, wanted text")
+        if label is not None and not (isinstance(label, str) and label and label.isprintable()):
+            self.problems.append(f"{path}.name: got {label!r}, wanted a text of one line, not empty")
         try:
             cls = load(kind, use, self.path.parent)
         except PluginError as error:
@@ -347,6 +349,17 @@ class _Reading:
         if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
             self.problems.append(f"{name}: got {value!r}, wanted {wanted}")
         return value
+
+
+def _uncontrolled(sampling: Sampling, report: ReportSection) -> list[str]:
+    """Sampling beside which truncation at theta is no control."""
+    if not report.controls or (sampling.top_p == 1.0 and not sampling.greedy):
+        return []
+    got = "temperature 0" if sampling.greedy else f"top_p {sampling.top_p:g}"
+    return [
+        f"report.controls: got true with sampling.{got}, wanted a target that samples from its whole law; try "
+        "report.controls: false"
+    ]
 
 
 def _unrecorded(drafters: Sequence[Entry], report: ReportSection) -> list[str]:

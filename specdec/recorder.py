@@ -108,6 +108,19 @@ class Recording:
             self.path.mkdir(exist_ok=True)
             kept = [_counted(shard, done) for shard in shards_of(self.path / SHARDS)]
             kept = [shard for shard in kept if any(shard.requests)]
+            there = {(shard.row, *key) for shard in kept for key in shard.requests if key is not None}
+            lost = [
+                record
+                for record in records
+                if record["run"] in labels
+                and record["finish_reason"] != "error"
+                and (labels[record["run"]], record["sample"], record["repeat"]) not in there
+            ]
+            if lost:
+                raise OutputError(
+                    f"{self.path}: has no steps of sample {lost[0]['sample']!r} of {lost[0]['run']!r}, which is "
+                    "finished; try another --output-dir, or --overwrite"
+                )
             for left in self.path.glob("*.safetensors"):
                 if left.name not in {shard.file for shard in kept}:
                     left.unlink()

@@ -178,7 +178,7 @@ def last_line(results: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
-    texts = [list(columns), *([row[column].replace("|", "\\|") for column in columns] for row in rows)]
+    texts = [list(columns), *([_escaped(row[column]) for column in columns] for row in rows)]
     widths = [max(3, *(len(text[index]) for text in texts)) for index in range(len(columns))]
     left = 2  # the first columns are words, the others numbers
 
@@ -191,6 +191,13 @@ def _table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
 
     rule = [f"{'-' * width}" if index < left else f"{'-' * (width - 1)}:" for index, width in enumerate(widths)]
     return "\n".join([line(texts[0]), line(rule), *(line(text) for text in texts[1:])])
+
+
+def _escaped(cell: str) -> str:
+    """Text that stays in its cell, and is no HTML."""
+    for mark, shown in (("\\", "\\\\"), ("|", "\\|"), ("&", "&amp;"), ("<", "&lt;")):
+        cell = cell.replace(mark, shown)
+    return cell
 
 
 def _fidelity(fidelity: Mapping[str, Any] | None, *, drafts: bool) -> dict[str, str]:

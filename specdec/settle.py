@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec import tree
 from specdec.noise import Noise
@@ -48,7 +49,8 @@ def settle(
     starts = batch.lengths
     nodes = draft.tokens.shape[1]
     depth = draft.sizes if draft.parents is None else tree.deepest(draft.parents, draft.sizes)
-    examined = draft.sizes if extras is None else extras.examined
+    last = pad(verdict.path, (1, 0), value=-1).gather(1, verdict.lengths.unsqueeze(1))
+    examined = verdict.lengths + (tree.first_child(draft.parents, draft.sizes, last).squeeze(1) >= 0)
     columns = [verdict.lengths, following, verdict.source, scores.finite, draft.sizes, clipped, depth, examined]
     first = len(columns)
     parts = [torch.stack([column.double() for column in columns], 1), verdict.path.double(), draft.tokens.double()]
@@ -60,7 +62,7 @@ def settle(
     offsets: list[list[int]] = []
     finished: list[FinishReason | None] = []
     for row, values in zip(batch.rows, host, strict=True):
-        length, last, finite = int(values[0]), int(values[1]), bool(values[3])
+        length, drawn, finite = int(values[0]), int(values[1]), bool(values[3])
         path = [int(node) for node in values[first : first + length]]
         tokens = [int(values[first + verdict.path.shape[1] + node]) for node in path]
         row.step += 1
@@ -68,7 +70,7 @@ def settle(
         if not finite:
             row.finish_reason = "error"
         else:
-            for new in (*tokens, last):
+            for new in (*tokens, drawn):
                 emitted.append(new)
                 if row.append(new) is not None:
                     break
@@ -100,6 +102,7 @@ def settle(
         depths=tuple(int(values[6]) for values in host),
         clipped=tuple(int(values[5]) for values in host),
         accepted=tuple(int(values[0]) for values in host),
+        examined=tuple(int(values[7]) for values in host),
         sources=tuple(_source(values) for values in host),
         finished=tuple(finished),
         memory=verdict.memory,

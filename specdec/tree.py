@@ -122,3 +122,23 @@ def visible(starts: Tensor, width: int, end: int, seen: Tensor | None, window: i
     blind = ~mask.any(-1)
     mask[..., 0] |= blind
     return mask.unsqueeze(1)
+
+
+def first_child(parents: Tensor | None, sizes: Tensor, nodes: Tensor) -> Tensor:
+    """The first draft node below each of some nodes, -1 where there is none.
+
+    Args:
+        parents: int64 [B, N] as in `Draft`, -1 for a child of the pending token; None is a chain.
+        sizes: int64 [B], how many draft nodes count.
+        nodes: int64 [B, W], draft nodes; -1 is the pending token.
+
+    Returns:
+        int64 [B, W].
+    """
+    if parents is None:
+        return torch.where(nodes + 1 < sizes.unsqueeze(1), nodes + 1, -1)
+    if not parents.shape[1]:
+        return torch.full_like(nodes, -1)
+    there = torch.arange(parents.shape[1], device=parents.device) < sizes.unsqueeze(1)
+    below = (parents.unsqueeze(1) == nodes.unsqueeze(2)) & there.unsqueeze(1)
+    return torch.where(below.any(-1), below.long().argmax(-1), -1)

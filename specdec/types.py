@@ -191,12 +191,10 @@ class Extras:
     """Numbers that someone asked for, about the places of a step; `specdec.diagnostics.probe` says which.
 
     Attributes:
-        examined: int64 [B], at how many places, the first ones, a draft token was examined.
-        places: name -> float64 [B, W], of these places.
+        places: name -> float64 [B, W], of every place where a draft token was examined; they come first.
         tokens: name -> float64 [B, W], of every emitted token.
     """
 
-    examined: Tensor
     places: Mapping[str, Tensor]
     tokens: Mapping[str, Tensor]
 
@@ -219,6 +217,7 @@ class Kept:
         depths: longest path in the draft of each row; for a chain, what was drafted.
         clipped: nodes the drafter proposed beyond its budget or outside the vocabulary, per row.
         accepted: draft nodes the rule kept, per row, before stops cut them.
+        examined: places at which the rule looked at a draft node, per row, before stops cut them.
         sources: where the token after the path came from, per row.
         seconds: draft, verify, rest.
         diagnostics: name -> per row, one number for each examined place; only what was asked for.
@@ -238,6 +237,7 @@ class Kept:
     depths: tuple[int, ...]
     clipped: tuple[int, ...]
     accepted: tuple[int, ...]
+    examined: tuple[int, ...]
     sources: tuple[Source | None, ...]
     finished: tuple[FinishReason | None, ...]
     memory: Tensor | None = None

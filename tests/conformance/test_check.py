@@ -681,3 +681,12 @@ def test_a_rule_that_cannot_be_made_is_one_sentence(head):
     assert specdec("judge", "--set", "weights=nowhere.safetensors").exit_code == ModelError.exit_code
     done = specdec("judge", "--set", f"weights={head}", "--quick", "--json", "--hidden-size", str(FEATURES))
     assert done.exit_code == 0, done.output
+
+
+# Catches: a rule that is another one behind the third token of a draft, where whole drafts are no longer enumerated.
+def test_a_rule_that_changes_deep_in_a_draft_is_caught():
+    class Deep(Pointwise):
+        def acceptance(self, at):
+            return torch.where(at.depth.unsqueeze(-1) >= 3, 1.0, standard_acceptance(at.p, at.q.dense()))
+
+    caught("family", Deep(), "from the target at one position")

@@ -210,6 +210,29 @@ def test_controls_sample_plainly_with_the_nucleus_of_each_rule():
     assert not any(entry["run"].startswith("top_p") for entry in records())
 
 
+# Catches: two controls of one name, a control that is named after what it is not, rules within rules without one.
+def test_controls_are_what_they_are_called():
+    nested = "{use: gated, inside: {use: nucleus, theta: 0.7}, outside: {use: standard}, begin: 0, end: 1}"
+    plain = ", ".join(f"{{use: nucleus, theta: {theta}}}" for theta in (0.5, 0.50000001, 1.0))
+    run("--set", f"verifiers=[{plain}, {nested}]", "--set", "report.controls=true")
+    found = [entry["run"] for entry in records() if entry["run"].startswith("top_p")]
+    assert sorted(found) == sorted(2 * ["top_p=0.5", "top_p=0.50000001", "top_p=0.7"])
+    for option in ("sampling.top_p=0.8", "sampling.temperature=0"):
+        refused = specdec("run", "smoke", *SMALL, "--set", "report.controls=true", "--set", option)
+        assert refused.exit_code == 2
+        assert "report.controls: got true with sampling." in refused.stderr
+
+
+# Catches: names that break the tables they stand in.
+def test_names_stay_in_their_cells():
+    refused = specdec("validate", "smoke", "--set", r'verifiers=[{use: standard, name: "two\nlines"}]')
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "verifiers[0].name: got 'two\\nlines', wanted a text of one line, not empty" in refused.stderr
+    run("--set", r"verifiers=[{use: standard, name: 'a\|b <i>'}]")
+    report = Path("runs/smoke/report.md").read_text(encoding="utf-8")
+    assert r"| model + a\\\|b &lt;i> " in report
+
+
 # Catches: a finished run that is overwritten or appended to; --overwrite that keeps old records or an old page, or that
 # takes a file that no run wrote.
 def test_a_finished_run_is_replaced_only_when_asked():

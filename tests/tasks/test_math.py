@@ -155,3 +155,11 @@ def test_reference_answers_verify_and_their_neighbours_do_not(folder, every):
         assert task.score(sample, rf"\boxed{{{gold}}}") == {"strict": 1.0, "lenient": 1.0}, sample.id
         assert task.score(sample, f"12 of 30, so {gold}.") == {"strict": 0.0, "lenient": 1.0}, sample.id
         assert task.score(sample, rf"{gold} or \boxed{{{other:g}}}") == {"strict": 0.0, "lenient": 0.0}, sample.id
+
+
+# Catches: a scan from every box to the end, which takes minutes for what a looping model writes.
+def test_many_boxes_that_are_never_closed_cost_no_time():
+    started = time.perf_counter()
+    assert math_answers.last_boxed("\\boxed{" * 100_000) is None
+    assert math_answers.last_boxed("\\boxed{" * 100_000 + "7}") == "\\boxed{7}"
+    assert time.perf_counter() - started < 5

@@ -54,7 +54,6 @@ def look(draft: Draft, scores: Scores, rule: Verifier) -> dict[str, Tensor]:
     following = torch.zeros_like(draft.sizes)
     extras = probe(draft, scores, kept_whole(draft), following, rule, NOISE, None, logprobs=False)
     assert extras.tokens == {}
-    assert torch.equal(extras.examined, draft.sizes)
     return {name: value[:, : draft.tokens.shape[1]] for name, value in extras.places.items()}
 
 
@@ -193,7 +192,7 @@ def test_diagnostics_of_an_empty_draft_are_empty():
     scores = Scores(scores.tokens[:, :1], scores.logits[:, :1], scores.probs[:, :1], {}, scores.finite)
     verdict = Verdict(torch.zeros((ROWS, 0)).long(), empty.sizes, scores.probs[:, 0], torch.zeros(ROWS).to(torch.int8))
     extras = probe(empty, scores, verdict, empty.sizes + 1, Nucleus(), NOISE, None)
-    assert (extras.places, extras.examined.tolist()) == ({}, [0] * ROWS)
+    assert extras.places == {}
     assert torch.allclose(extras.tokens["output"], scores.probs[:, :1, 1].log())
 
 
@@ -206,8 +205,7 @@ def test_what_was_examined_is_what_the_rule_decided(rule):
         noise = Noise(tuple(range(seed, seed + ROWS)), (seed,) * ROWS)
         verdict = rule.verify(draft, scores, noise, None)
         extras = probe(draft, scores, verdict, draw(verdict, noise), rule, noise, None)
-        assert extras.examined.tolist() == (verdict.lengths + (verdict.lengths < draft.sizes)).tolist()
-        for row, examined in enumerate(extras.examined.tolist()):
+        for row, examined in enumerate((verdict.lengths + (verdict.lengths < draft.sizes)).tolist()):
             kept = extras.places["accepted"][row, :examined].tolist()
             ratio = extras.places["by_ratio"][row, :examined].tolist()
             assert kept == [float(node < verdict.lengths[row]) for node in range(examined)]
@@ -237,7 +235,6 @@ def test_places_of_a_tree_are_those_of_first_children_along_the_path():
         path = verdict.path[row, : verdict.lengths[row]].tolist()
         emitted = [*tokens[row, path].tolist(), int(following[row])]
         places = [(node, parents.index(node) if node in parents else None) for node in (-1, *path)]
-        assert int(extras.examined[row]) == sum(child is not None for _, child in places)
         for index, (node, child) in enumerate(places):
             law = p[row, node + 1]
             assert float(extras.tokens["target"][row, index]) == pytest.approx(math.log(law[emitted[index]]))

@@ -23,6 +23,7 @@ def kept(*rows: tuple[int, int, int, int, str | None]) -> Kept:
         depths=tuple(row[0] for row in rows),
         clipped=tuple(row[3] for row in rows),
         accepted=tuple(row[1] for row in rows),
+        examined=tuple(min(row[1] + 1, row[0]) for row in rows),
         sources=tuple(row[4] for row in rows),  # type: ignore[arg-type]
         finished=(None,) * len(rows),
     )

@@ -236,20 +236,21 @@ def test_features_are_those_of_the_kept_cells():
 def test_extras_come_back_per_place_under_their_names():
     # Catches blocks that are shifted, numbers of places that were not examined, and of tokens that a stop cut off.
     block = torch.arange(9.0, dtype=torch.float64).view(3, 3)
-    extras = Extras(torch.tensor([1, 3, 2]), {"p": block, "rank": 10 + block}, {"target": 20 + block})
+    extras = Extras({"p": block, "rank": 10 + block}, {"target": 20 + block})
     rows = [sequence(), sequence(), sequence(stop_ids=[BLOCK[0]])]
     kept = step(rows, path=[[0], [0, 1], [0, 1]], extras=extras)
     assert kept.diagnostics == {
-        "p": ((0.0,), (3.0, 4.0, 5.0), (6.0,)),
-        "rank": ((10.0,), (13.0, 14.0, 15.0), (16.0,)),
+        "p": ((0.0, 1.0), (3.0, 4.0, 5.0), (6.0,)),
+        "rank": ((10.0, 11.0), (13.0, 14.0, 15.0), (16.0,)),
     }
     assert kept.logprobs == {"target": ((20.0, 21.0), (23.0, 24.0, 25.0), (26.0,))}
+    assert kept.examined == (2, 3, 3)
     assert step([sequence()]).diagnostics == step([sequence()]).logprobs == {}
 
 
 # Catches: numbers of a row whose scores are not finite.
 def test_a_row_that_failed_has_no_numbers():
-    extras = Extras(torch.tensor([3]), {"p": torch.ones((1, 3)).double()}, {"target": torch.ones((1, 3)).double()})
+    extras = Extras({"p": torch.ones((1, 3)).double()}, {"target": torch.ones((1, 3)).double()})
     kept = step([sequence()], path=[[0, 1]], finite=[False], extras=extras)
     assert (kept.diagnostics, kept.logprobs) == ({"p": ((),)}, {"target": ((),)})
 

@@ -294,3 +294,13 @@ def test_selected_steps_are_the_same_as_before():
         expected = [whole[place] for step in wanted.nonzero().flatten().tolist() for place in places[step].tolist()]
         assert torch.equal(chosen["ids"], torch.cat(expected))
         assert torch.equal(chosen["emitted"], steps["emitted"][wanted.repeat_interleave(steps["emitted_count"])])
+
+
+# Catches: a run that goes on although the steps of finished samples are gone, and a replay that then knows fewer.
+@pytest.mark.usefixtures("finished")
+def test_steps_that_are_gone_are_told_when_a_run_goes_on():
+    Path("out/results.json").unlink()
+    shutil.rmtree("out/traces")
+    done = CliRunner().invoke(main, ["run", "r.yaml", "--quiet"])
+    assert done.exit_code == 8
+    assert "has no steps of sample" in done.stderr
