@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from specdec.loading import byte_tokenizer
+from specdec.metrics import Counters
 from specdec.sequence import Sequence, make_batch
 from specdec.settle import draw, settle
 from specdec.text import TextStream
@@ -288,3 +289,24 @@ def test_room_leaves_a_place_for_the_token_after_the_draft():
     step([row])
     assert row.room == 0
     assert row.finish_reason == "length"
+
+
+# Catches: a place counted below a leaf, where nothing was drafted, because another branch of the tree is deeper.
+def test_places_are_counted_where_the_rule_looked():
+    rows = [sequence() for _ in range(3)]
+    for slot, row in enumerate(rows):
+        row.slot = slot
+    batch = make_batch([(row, 3) for row in rows])
+    tokens = torch.tensor([[10, 11, 12]] * 3)
+    # Two children of the pending token, and one below the first of them: kept are the second, the first, none.
+    draft = Draft(tokens, torch.tensor([3, 3, 3]), torch.tensor([[-1, -1, 0]] * 3))
+    law = torch.nn.functional.one_hot(torch.tensor([NEXT] * 3), SIZE).double()
+    lengths = torch.tensor([1, 1, 0])
+    verdict = Verdict(torch.tensor([[1], [0], [0]]), lengths, law, torch.zeros(3, dtype=torch.int8))
+    empty = torch.zeros((3, 4, SIZE))
+    scores = Scores(torch.cat([batch.pending.unsqueeze(1), tokens], 1), empty, empty, {}, torch.ones(3) > 0)
+    kept = settle(batch, draft, scores, verdict, torch.tensor([NEXT] * 3), lengths * 0, None)
+    assert kept.examined == (1, 2, 1)
+    counters = Counters()
+    counters.count(kept, 0)
+    assert (counters.num_examined_per_pos, counters.num_accepted_tokens_per_pos) == ([1], [1])
