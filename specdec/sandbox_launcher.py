@@ -84,7 +84,7 @@ def _refusing(complaints: int) -> Iterator[None]:
     """Nothing runs with more rights than were meant: what cannot be had is said, and ends the process."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever failed, a right was not given up
         os.write(complaints, str(error).encode())
         os._exit(REFUSED)
 

@@ -185,3 +185,23 @@ def test_the_command_prints_a_report_or_a_document_and_writes_a_page(tmp_path, m
     assert not Path("new.html").exists()
     assert specdec("a", "none").exit_code == 7
     assert specdec().exit_code == 2
+
+
+# Catches: a traceback where results were damaged deeper than their first level.
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda found: found["rows"][0].update(counters=None),
+        lambda found: found.update(environment={}),
+        lambda found: found.update(rows=[]),
+        lambda found: found.update(rows=["a text"]),
+    ],
+)
+def test_damaged_results_are_one_sentence(damage, tmp_path):
+    found = run()
+    damage(found)
+    folder = write(tmp_path / "bad", found)
+    with pytest.raises(
+        DataError, match=r"results\.json: (is not as a run writes it|got rows .*wanted a list).*run it again"
+    ):
+        read_runs([folder])
