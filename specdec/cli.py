@@ -338,7 +338,8 @@ def _show_tables(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from specdec.report import FIDELITY, NONE, SPEED, cells, in_words, notes
+    from specdec.numerals import NONE
+    from specdec.report import FIDELITY, SPEED, cells, in_words, notes
 
     console = Console()
     rows = [cells(row) for row in results["rows"]]

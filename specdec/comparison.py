@@ -20,6 +20,7 @@ from specdec.engine import Engine
 from specdec.environment import environment
 from specdec.errors import CompatibilityError, DataError
 from specdec.figures import sheets
+from specdec.frontier import frontiers
 from specdec.generation import failure, refuse
 from specdec.noise import request_seed
 from specdec.page import page
@@ -32,6 +33,7 @@ from specdec.results import Row, combined, fidelity, plain_logprobs, summarise
 from specdec.rundir import PAGE, REPORT, RunFolder
 from specdec.target import Target
 from specdec.task import Sample, scores_of
+from specdec.trace import Trace
 from specdec.types import Request, Sampling
 from specdec.verifier import Verifier
 
@@ -106,6 +108,7 @@ def compare(
         if recording is not None:
             recording.begin(target.vocabulary, prompts, records)
         records += run.remaining(records)
+        drawn, open_ones = ([], []) if recording is None else _frontiers(folder)
         results = {
             "recipe": recipe.name,
             "sampling": recipe.to_dict()["sampling"],
@@ -115,11 +118,23 @@ def compare(
             "data": {"file": recipe.data.file, "prompts": len(prompts), "repeats": recipe.report.repeats},
             "rows_at_once": target.kv.rows,
             "environment": about,
-            **summarise([combination.row for combination in combinations], records),
+            **summarise(
+                [combination.row for combination in combinations],
+                records,
+                {sample.id: sample.group for sample in recipe.samples},
+            ),
+            "frontiers": drawn,
+            "notes": open_ones,
         }
         tables = {file: sheet.text() for file, sheet in sheets(results).items()}
         folder.finish(results, {REPORT: markdown(results), PAGE: page(results), **tables})
     return results
+
+
+def _frontiers(folder: RunFolder) -> tuple[list[dict[str, Any]], list[str]]:
+    _log.info("%s: replaying other thetas over the recorded steps", folder.path)
+    drawn, open_ones = frontiers(Trace.open(folder.path))
+    return drawn, [f"Not in the frontier: {text}." for text in open_ones]
 
 
 def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,8 @@ token there (in a tree several: the first-tried one is meant), or none, as after
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from attrs import evolve
 from torch import Tensor
@@ -77,6 +79,67 @@ def probe(
         diagnostics: give the first kind.
         logprobs: give the second.
     """
+    nodes = draft.tokens.shape[1]
+    uniform = noise.uniform("accept", nodes) if nodes else scores.probs.new_zeros((len(draft.tokens), 0))
+    asked = (diagnostics and nodes > 0, logprobs)
+    if scores.probs.device.type != "cpu":
+        return _probe(draft, scores, verdict, following, verifier, uniform, memory, *asked)
+    # What is known of one row fits into a processor's cache, that of all rows does not.
+    parts = []
+    for row in range(len(draft.tokens)):
+        one = slice(row, row + 1)
+        parts.append(
+            _probe(
+                *_only(row, draft, scores, verdict),
+                following[one],
+                verifier,
+                uniform[one],
+                None if memory is None else memory[one],
+                *asked,
+            )
+        )
+    return Extras(places=_stacked([part.places for part in parts]), tokens=_stacked([part.tokens for part in parts]))
+
+
+def _only(row: int, draft: Draft, scores: Scores, verdict: Verdict) -> tuple[Draft, Scores, Verdict]:
+    """The same of one row."""
+    one = slice(row, row + 1)
+    return (
+        evolve(
+            draft,
+            tokens=draft.tokens[one],
+            sizes=draft.sizes[one],
+            parents=None if draft.parents is None else draft.parents[one],
+            law=None if draft.law is None else draft.law.only(row),
+        ),
+        evolve(
+            scores,
+            tokens=scores.tokens[one],
+            logits=scores.logits[one],
+            probs=scores.probs[one],
+            hidden={tap: features[one] for tap, features in scores.hidden.items()},
+        ),
+        evolve(verdict, path=verdict.path[one], lengths=verdict.lengths[one], next_probs=verdict.next_probs[one]),
+    )
+
+
+def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Rows [1, W] of different lengths one below the other; what is behind the end of one is 0."""
+    most = max((values.shape[1] for part in parts for values in part.values()), default=0)
+    return {name: torch.cat([pad(part[name], (0, most - part[name].shape[1])) for part in parts]) for name in parts[0]}
+
+
+def _probe(
+    draft: Draft,
+    scores: Scores,
+    verdict: Verdict,
+    following: Tensor,
+    verifier: Verifier,
+    uniform: Tensor,
+    memory: Tensor | None,
+    diagnostics: bool,
+    logprobs: bool,
+) -> Extras:
     at, child = _places(draft, scores, verdict)
     rule = verifier if isinstance(verifier, PointwiseVerifier) else None
     columns = torch.arange(child.shape[1], device=child.device)
@@ -90,10 +153,10 @@ def probe(
     law = rule.law(at) if rule is not None and known else None
     drafted = child >= 0
     places: dict[str, Tensor] = {}
-    if diagnostics and draft.tokens.shape[1]:
-        uniform = noise.uniform("accept", draft.tokens.shape[1]).gather(1, child.clamp(min=0))
+    if diagnostics:
+        drawn = uniform.gather(1, child.clamp(min=0))
         standard = standard_acceptance(gather(at.p, at.token), at.q.at(at.token))
-        places = _about(at, rule, law) | {"accepted": kept & (node == child), "by_ratio": uniform < standard}
+        places = _about(at, rule, law) | {"accepted": kept & (node == child), "by_ratio": drawn < standard}
     tokens: dict[str, Tensor] = {}
     if logprobs:
         if verifier.exactness == "lossless":

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specdec.figures import LENGTHS, POSITIONS, PRICE, TIMES, Cell, Sheet
+from specdec.figures import FRONTIER, LENGTHS, POSITIONS, PRICE, TIMES, Cell, Sheet
 from specdec.labels import Box, place, spread
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def draw(sheets: dict[str, Sheet], names: dict[str, str]) -> dict[str, str]:
     """
     drawers: dict[str, Callable[[Sheet, dict[str, str]], Figure | None]] = {
         PRICE: _price,
+        FRONTIER: _frontier,
         POSITIONS: _positions,
         LENGTHS: _lengths,
         TIMES: _times,
@@ -104,32 +105,13 @@ def _price(sheet: Sheet, names: dict[str, str]) -> Figure | None:
     axes.plot(*bound, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1)
     for point, x, y in zip(points, across, up, strict=True):
         colour = _CLASSES.get(str(point["exactness"]), _INK)
-        for name, horizontal in (("extra_acceptance", True), ("deviation", False)):
-            low, high = point[f"{name}_low"], point[f"{name}_high"]
-            if low is not None and high is not None:
-                ends = ([low, high], [y, y]) if horizontal else ([x, x], [low, high])
-                axes.plot(*ends, color=colour, linewidth=0.8, alpha=0.35, zorder=2)
+        _whiskers(axes, point, ("extra_acceptance", "deviation"), colour)
         axes.plot([x], [y], marker="o", markersize=6, color=colour, linestyle="none", zorder=3)
     axes.set_xlabel("extra acceptance at a mean place, beyond what the standard rule keeps")
     axes.set_ylabel("deviation at a mean place")
-    pixels = [tuple(axes.transData.transform((x, y))) for x, y in zip(across, up, strict=True)]
-    frame = Box(*axes.transAxes.transform((0, 0)), *axes.transAxes.transform((1, 1)))
-    texts = [names[str(point["run"])] for point in points]
-    inverse = axes.transData.inverted()
     corners = [tuple(axes.transData.transform(corner)) for corner in zip(*bound, strict=True)]
-    line = [
-        (one[0] + (other[0] - one[0]) * part / 40, one[1] + (other[1] - one[1]) * part / 40)
-        for one, other in pairwise(corners)
-        for part in range(41)
-    ]
-    boxes = place(pixels, [_extent(text) for text in texts], frame, line)
-    for text, box, pixel in zip(texts, boxes, pixels, strict=True):
-        left, middle = inverse.transform((box.left, (box.bottom + box.top) / 2))
-        near = min(max(pixel[0], box.left), box.right), min(max(pixel[1], box.bottom), box.top)
-        if (near[0] - pixel[0]) ** 2 + (near[1] - pixel[1]) ** 2 > 12**2:
-            start, end = inverse.transform(pixel), inverse.transform(near)
-            axes.plot([start[0], end[0]], [start[1], end[1]], color=_MUTED, linewidth=0.6, zorder=2)
-        axes.text(left, middle, text, fontsize=_SMALL, va="center", ha="left", zorder=4)
+    texts = [names[str(point["run"])] for point in points]
+    _name_points(axes, list(zip(across, up, strict=True)), texts, _along(corners))
     there = {str(point["exactness"]) for point in points}
     handles = [
         Line2D([], [], marker="o", linestyle="none", color=colour, label=name.replace("_", " "))
@@ -139,6 +121,87 @@ def _price(sheet: Sheet, names: dict[str, str]) -> Figure | None:
     handles.append(Line2D([], [], color=_MUTED, linestyle=(0, (4, 3)), label="deviation = extra acceptance"))
     figure.legend(handles=handles, loc="upper left", ncol=4, bbox_to_anchor=(0.07, 1.0), handletextpad=0.4)
     return figure
+
+
+def _frontier(sheet: Sheet, names: dict[str, str]) -> Figure | None:
+    """Acceptance length over deviation as theta moves: a line for replayed steps, a diamond for a row that ran."""
+    from matplotlib.lines import Line2D
+
+    points = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
+    points = [point for point in points if point["acceptance_length"] is not None and point["deviation"] is not None]
+    curves: dict[tuple[str, str], list[dict[str, Cell]]] = {}
+    for point in points:
+        if point["source"] == "replay":
+            curves.setdefault((str(point["run"]), str(point["rule"])), []).append(point)
+    if not curves:
+        return None
+    figure, axes = _axes(400, left=62, right=16, top=20 + 16 * (len(curves) + 1), bottom=46)
+    across, up = ([_number(point[name]) for point in points] for name in ("deviation", "acceptance_length"))
+    wide, high = max(max(across) - min(across), 1e-3), max(max(up) - min(up), 1e-2)
+    axes.set_xlim(min(across) - 0.06 * wide, max(across) + 0.14 * wide)
+    axes.set_ylim(min(up) - 0.12 * high, max(up) + 0.12 * high)
+    axes.set_xlabel("deviation at a mean place")
+    axes.set_ylabel("acceptance length")
+    handles, line = [], []
+    for index, ((run, rule), curve) in enumerate(curves.items()):
+        colour, dash = _SERIES[index % 8], _DASHES[index // 8 % 4]
+        x, y = ([_number(point[name]) for point in curve] for name in ("deviation", "acceptance_length"))
+        style: dict[str, Any] = {"color": colour, "linestyle": dash, "linewidth": 1.5, "marker": "o", "markersize": 4}
+        axes.plot(x, y, **style)
+        line += _along([tuple(axes.transData.transform(pair)) for pair in zip(x, y, strict=True)])
+        handles.append(Line2D([], [], label=f"{_shown(rule)}, over the steps of {names[run]}", **style))
+    for point in points:
+        if point["source"] != "replay":
+            _whiskers(axes, point, ("deviation", "acceptance_length"), _INK)
+            here = [_number(point["deviation"])], [_number(point["acceptance_length"])]
+            axes.plot(*here, marker="D", markersize=6, color=_INK, linestyle="none", zorder=3)
+    handles.append(Line2D([], [], marker="D", linestyle="none", color=_INK, label="a row that ran"))
+    texts = [_theta(point, names) for point in points]
+    _name_points(axes, list(zip(across, up, strict=True)), texts, line)
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.07, 1.0), handletextpad=0.6)
+    return figure
+
+
+def _theta(point: dict[str, Cell], names: dict[str, str]) -> str:
+    if point["source"] != "replay":
+        return names[str(point["run"])]
+    return "standard" if point["theta"] is None else f"{point['theta']:g}"
+
+
+def _whiskers(axes: Axes, point: dict[str, Cell], names: tuple[str, str], colour: str) -> None:
+    """The intervals of a point, across and up."""
+    x, y = (_number(point[name]) for name in names)
+    for name, horizontal in zip(names, (True, False), strict=True):
+        low, high = point[f"{name}_low"], point[f"{name}_high"]
+        if low is not None and high is not None:
+            ends = ([_number(low), _number(high)], [y, y]) if horizontal else ([x, x], [_number(low), _number(high)])
+            axes.plot(*ends, color=colour, linewidth=0.8, alpha=0.35, zorder=2)
+
+
+def _along(corners: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Places on a line with these corners, close together."""
+    return [
+        (one[0] + (other[0] - one[0]) * part / 40, one[1] + (other[1] - one[1]) * part / 40)
+        for one, other in pairwise(corners)
+        for part in range(41)
+    ]
+
+
+def _name_points(
+    axes: Axes, points: list[tuple[float, float]], texts: list[str], avoid: list[tuple[float, float]]
+) -> None:
+    """Names beside points, none over another or over places to avoid; a far one gets a line to its point."""
+    pixels = [tuple(axes.transData.transform(point)) for point in points]
+    frame = Box(*axes.transAxes.transform((0, 0)), *axes.transAxes.transform((1, 1)))
+    inverse = axes.transData.inverted()
+    boxes = place(pixels, [_extent(text) for text in texts], frame, avoid)
+    for text, box, pixel in zip(texts, boxes, pixels, strict=True):
+        left, middle = inverse.transform((box.left, (box.bottom + box.top) / 2))
+        near = min(max(pixel[0], box.left), box.right), min(max(pixel[1], box.bottom), box.top)
+        if (near[0] - pixel[0]) ** 2 + (near[1] - pixel[1]) ** 2 > 12**2:
+            start, end = inverse.transform(pixel), inverse.transform(near)
+            axes.plot([start[0], end[0]], [start[1], end[1]], color=_MUTED, linewidth=0.6, zorder=2)
+        axes.text(left, middle, text, fontsize=_SMALL, va="center", ha="left", zorder=4)
 
 
 def _positions(sheet: Sheet, names: dict[str, str]) -> Figure | None:

@@ -11,6 +11,7 @@ from attrs import frozen
 
 Cell = str | float | None
 _MEASURED = ("rejection", "nucleus_excess", "excess", "deviation", "deviation_per_request")
+_OF_A_GROUP = ("acceptance_length", "acceptance_length_gain", "deviation")
 _SPLIT = ("draft", "verify", "rest")
 
 
@@ -37,14 +38,14 @@ class Sheet:
 
 
 TABLE, PRICE, POSITIONS = "table.csv", "figures/deviation.csv", "figures/positions.csv"
-LENGTHS, TIMES = "figures/lengths.csv", "figures/times.csv"
-FILES = (TABLE, PRICE, POSITIONS, LENGTHS, TIMES)
+LENGTHS, TIMES, FRONTIER = "figures/lengths.csv", "figures/times.csv", "figures/frontier.csv"
+FILES = (TABLE, PRICE, FRONTIER, POSITIONS, LENGTHS, TIMES)
 
 
 def sheets(results: Mapping[str, Any]) -> dict[str, Sheet]:
     """Every sheet by its file, also those that nothing was measured for: a pure function of `results.json`."""
     rows = results["rows"]
-    made = (_table(rows), _price(rows), _positions(rows), _lengths(rows), _times(rows))
+    made = (_table(rows), _price(rows), _frontier(results), _positions(rows), _lengths(rows), _times(rows))
     return {sheet.file: sheet for sheet in made}
 
 
@@ -66,6 +67,15 @@ def score(row: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return found
 
 
+def group_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of prompts, each once; none where they were of one kind."""
+    return list(dict.fromkeys(name for row in rows for name in row.get("groups") or ()))
+
+
+def _group(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return (row.get("groups") or {}).get(name) or {}
+
+
 def _spread(measured: Mapping[str, Any] | None) -> tuple[Cell, Cell, Cell]:
     """Value, low and high."""
     if measured is None:
@@ -79,7 +89,7 @@ def _named(name: str) -> tuple[str, str, str]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
-    scores = score_names(rows)
+    scores, groups = score_names(rows), group_names(rows)
     columns = (
         *("run", "drafter", "verifier", "options", "exactness", "requests", "errors"),
         *(column for name in ("acceptance_length", "acceptance_length_gain") for column in _named(name)),
@@ -87,6 +97,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
         *(column for name in _MEASURED for column in _named(name)),
         *("sequence_bound", "agreement", "median_first_difference"),
         *(column for name in scores for column in _named(f"score_{name}")),
+        *(column for name in groups for key in _OF_A_GROUP for column in _named(f"{key}_{name}")),
     )
     lines = []
     for row in rows:
@@ -101,6 +112,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
                 *(cell for name in _MEASURED for cell in _spread(found.get(name))),
                 *(found.get("sequence_bound"), agreement.get("share"), agreement.get("median_first_difference")),
                 *(cell for name in scores for cell in _spread(score(row, name))),
+                *(cell for name in groups for key in _OF_A_GROUP for cell in _spread(_group(row, name).get(key))),
             )
         )
     return Sheet(TABLE, columns, tuple(lines))
@@ -118,6 +130,25 @@ def _price(rows: Sequence[Mapping[str, Any]]) -> Sheet:
             for row, found in measured
         ),
     )
+
+
+def _frontier(results: Mapping[str, Any]) -> Sheet:
+    """Acceptance length and deviation by theta: over recorded steps, and of the rows that ran."""
+    columns = ("run", "rule", "theta", "source", *_named("acceptance_length"), *_named("deviation"))
+    rows = {row["label"]: row for row in results["rows"]}
+    lines: list[tuple[Cell, ...]] = []
+
+    for one in results.get("frontiers", ()):
+        for point in one["points"]:
+            measured = _spread(point["acceptance_length"]), _spread(point["deviation"])
+            lines.append(
+                (rows[one["trace"]]["label"], one["rule"], point["theta"], "replay", *measured[0], *measured[1])
+            )
+        for run in one["runs"]:
+            row = rows[run["label"]]
+            measured = _spread(row["acceptance_length"]), _spread((row["fidelity"] or {}).get("deviation"))
+            lines.append((run["label"], one["rule"], run["theta"], "run", *measured[0], *measured[1]))
+    return Sheet(FRONTIER, columns, tuple(lines))
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> Sheet:

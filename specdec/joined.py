@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import CompatibilityError, DataError, RecipeError
+from specdec.figures import sheets
 from specdec.report import markdown
 from specdec.results import SCHEMA_VERSION
 from specdec.rundir import CONFIG, RESULTS
@@ -43,7 +44,7 @@ def join(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     if problems := [problem for other in others if (problem := _apart(first, runs[first], other, runs[other]))]:
         raise CompatibilityError(problems)
     labels = Counter(row["label"] for results in runs.values() for row in results["rows"])
-    rows = []
+    rows, drawn = [], []
     for run, results in runs.items():
         called = {
             row["label"]: f"{run}: {row['label']}" if labels[row["label"]] > 1 else row["label"]
@@ -52,6 +53,14 @@ def join(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         rows += [
             {**row, "run": run, "label": called[row["label"]], "reference": called.get(row["reference"])}
             for row in results["rows"]
+        ]
+        drawn += [
+            {
+                **one,
+                "trace": called[one["trace"]],
+                "runs": [{**ran, "label": called[ran["label"]]} for ran in one["runs"]],
+            }
+            for one in results.get("frontiers", ())
         ]
     about = runs[first]
     kept = ("run", "recipe", "data", "rows_at_once", "environment")
@@ -65,8 +74,9 @@ def join(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         },
         "rows_at_once": _either([results["rows_at_once"] for results in runs.values()]),
         "runs": [{name: {**results, "run": run}[name] for name in kept} for run, results in runs.items()],
-        "notes": _speeds(runs),
+        "notes": [*_speeds(runs), *(note for results in runs.values() for note in results.get("notes", ()))],
         "rows": rows,
+        "frontiers": drawn,
     }
 
 
@@ -92,7 +102,7 @@ def _read(folder: Path) -> dict[str, Any]:
     if missing:
         raise DataError(f"{file}: has no {missing[0]!r}, which this version of specdec writes; run it again")
     try:  # whatever else is not as it was written would fail while the report is made
-        markdown(found)
+        _ = markdown(found), sheets(found)
         _ = found["environment"]["prompts"], found["environment"]["target"]["weights"]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{file}: is not as a run writes it: {type(error).__name__}: {error}; run it again") from error

@@ -37,6 +37,10 @@ class Law(ABC):
     def narrow(self, length: int) -> Law:
         """The same law for the first `length` nodes."""
 
+    @abstractmethod
+    def only(self, row: int) -> Law:
+        """The same law for one row of the batch, [1, ..., V]."""
+
 
 def _rows(index: Tensor) -> Tensor:
     """The row of each entry of `index` [B, ...], to index with."""
@@ -68,6 +72,9 @@ class Dense(Law):
 
     def narrow(self, length: int) -> Law:
         return Dense(self.probs[:, :length])
+
+    def only(self, row: int) -> Law:
+        return Dense(self.probs[row : row + 1])
 
 
 @final
@@ -104,6 +111,10 @@ class Logits(Law):
         scale = self.temperature[:, :length] if isinstance(self.temperature, Tensor) else self.temperature
         return Logits(self.logits[:, :length], scale)
 
+    def only(self, row: int) -> Law:
+        scale = self.temperature[row : row + 1] if isinstance(self.temperature, Tensor) else self.temperature
+        return Logits(self.logits[row : row + 1], scale)
+
 
 @final
 @frozen(eq=False)
@@ -132,6 +143,9 @@ class Sparse(Law):
 
     def narrow(self, length: int) -> Law:
         return Sparse(self.ids[:, :length], self.probs[:, :length], self.vocabulary)
+
+    def only(self, row: int) -> Law:
+        return Sparse(self.ids[row : row + 1], self.probs[row : row + 1], self.vocabulary)
 
 
 @final
@@ -162,3 +176,6 @@ class PointMass(Law):
 
     def narrow(self, length: int) -> Law:
         return PointMass(self.tokens[:, :length], self.vocabulary, self.dtype)
+
+    def only(self, row: int) -> Law:
+        return PointMass(self.tokens[row : row + 1], self.vocabulary, self.dtype)

@@ -8,8 +8,20 @@ from html import escape
 from typing import Any
 
 from specdec.drawing import draw
-from specdec.figures import LENGTHS, POSITIONS, PRICE, TIMES, against_standard, score, score_names, sheets
-from specdec.report import NONE, NOT_MEASURED, in_words, machines, notes, sampled
+from specdec.figures import (
+    FRONTIER,
+    LENGTHS,
+    POSITIONS,
+    PRICE,
+    TIMES,
+    against_standard,
+    group_names,
+    score,
+    score_names,
+    sheets,
+)
+from specdec.numerals import NONE, one, percent, three, times, two
+from specdec.report import NOT_MEASURED, in_words, machines, notes, sampled
 from specdec.style import STYLE
 
 _CAPTIONS = {
@@ -18,6 +30,12 @@ _CAPTIONS = {
         "A point a rule, with 95 % intervals. Deviation is at least the extra acceptance, whatever the drafter: no "
         "rule lies below the dashed line, and one on it pays no more than it must. Rules without a law at single "
         "places, or without diagnostics, are not shown.",
+    ),
+    FRONTIER: (
+        "What theta buys",
+        "A line replays a rule at thetas from 0.5 to 0.99 over the recorded steps of one row: expectations over the "
+        "accept noise, at blocks that begin where those of the recorded rule began. Diamonds are rows that ran, with "
+        "95 % intervals.",
     ),
     POSITIONS: (
         "Acceptance by draft position",
@@ -68,6 +86,7 @@ def page(results: Mapping[str, Any]) -> str:
             _table(results["rows"]),
             *_words(in_words(results)),
             *(f"<p>{_told(text)}</p>" for text in notes(results)),
+            *_groups(results["rows"]),
             *_figures(results),
             "<h2>How to read it</h2>",
             f"<dl>{''.join(explained)}",
@@ -89,48 +108,73 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
         *scores,
     ]
     spans = [("", 4), ("speed", 3), ("what it costs", 4), *([("scores", len(scores))] if scores else [])]
-    groups = "".join(f'<td colspan="{span}">{name}</td>' for name, span in spans)
-    lines = "\n".join(f"<tr>{''.join(_cells(row, rows, scores))}</tr>" for row in rows)
+    return _framed(spans, heads, [_cells(row, rows, scores) for row in rows])
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Acceptance and deviation of each kind of prompt, where there are kinds."""
+    names = group_names(rows)
+    drafting = [row for row in rows if row["counters"]["num_draft_tokens"]]
+    if not names or not drafting:
+        return []
+    shown = {"acceptance_length": two, "acceptance_length_gain": two, "deviation": three}
+    lines = []
+    for row in drafting:
+        groups = [(row.get("groups") or {}).get(name, {}) for name in names]
+        numbers = [_measured(group.get(key), show) for group in groups for key, show in shown.items()]
+        lines.append([*_heads(row), *(f"<td>{number}</td>" for number in numbers)])
+    heads = ["run", "exactness", *["acceptance length", "gain", "deviation"] * len(names)]
+    return ["<h2>By kind of prompt</h2>", _framed([("", 2), *((name, 3) for name in names)], heads, lines)]
+
+
+def _framed(spans: Sequence[tuple[str, int]], heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table of cells, its columns in groups."""
+    groups = "".join(f'<td colspan="{span}">{escape(name)}</td>' for name, span in spans)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in lines)
     return (
         f'<div class="wide" tabindex="0"><table><thead><tr class="groups">{groups}</tr><tr>{head}</tr></thead>\n'
-        f"<tbody>{lines}</tbody></table></div>"
+        f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _heads(row: Mapping[str, Any]) -> list[str]:
+    """What a line begins with: the row's name, and what its rule promises."""
+    mark = " *" if row["point_mass"] else ""
+    failed = f" ({row['errors']} of {row['requests']} failed)" if row["errors"] else ""
+    options = f"<small>{escape(row['options'])}</small>" if row["options"] else ""
+    label = re.sub(r"([(,_/])", r"\1<wbr>", escape(row["label"] + mark + failed))
+    kind = escape(row["exactness"])
+    return [
+        f'<th scope="row">{label}{options}</th>',
+        f'<td class="kind {kind}">{kind.replace("_", " ")}</td>',
+    ]
 
 
 def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Sequence[str]) -> list[str]:
     found, agreement = row["fidelity"], row["agreement"]
     drafts = row["counters"]["num_draft_tokens"] > 0
-    mark = " *" if row["point_mass"] else ""
-    failed = f" ({row['errors']} of {row['requests']} failed)" if row["errors"] else ""
-    options = f"<small>{escape(row['options'])}</small>" if row["options"] else ""
-    label = re.sub(r"([(,_/])", r"\1<wbr>", escape(row["label"] + mark + failed))
     costs = [NONE] * 3
     if drafts and found is None:
         costs = [NOT_MEASURED] * 3
     elif drafts:
-        costs = [_measured(found[name], _three, NOT_MEASURED) for name in ("deviation", "deviation_per_request")]
-        costs.append("none" if found["sequence_bound"] is None else _three(found["sequence_bound"]))
+        costs = [_measured(found[name], three, NOT_MEASURED) for name in ("deviation", "deviation_per_request")]
+        costs.append("none" if found["sequence_bound"] is None else three(found["sequence_bound"]))
     same = NONE
     if agreement is not None and agreement["share"] is not None:
         first = agreement["median_first_difference"]
-        same = _percent(agreement["share"]) + ("" if first is None else f"<small>else from {first:g}</small>")
+        same = percent(agreement["share"]) + ("" if first is None else f"<small>else from {first:g}</small>")
     numbers = [
-        _measured(row["acceptance_length"], _two),
-        _percent(row["acceptance_rate"]),
-        _show(row["tokens_per_second"], _one),
-        _show(row["speedup"], _times),
-        _show(against_standard(row, rows), _times),
+        _measured(row["acceptance_length"], two),
+        percent(row["acceptance_rate"]),
+        one(row["tokens_per_second"]),
+        times(row["speedup"]),
+        times(against_standard(row, rows)),
         *costs,
         same,
-        *(_measured(score(row, name), _three) for name in scores),
+        *(_measured(score(row, name), three) for name in scores),
     ]
-    kind = escape(row["exactness"])
-    return [
-        f'<th scope="row">{label}{options}</th>',
-        f'<td class="kind {kind}">{kind.replace("_", " ")}</td>',
-        *(f"<td>{number}</td>" for number in numbers),
-    ]
+    return [*_heads(row), *(f"<td>{number}</td>" for number in numbers)]
 
 
 def _figures(results: Mapping[str, Any]) -> list[str]:
@@ -171,34 +215,10 @@ def _told(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
 
 
-def _measured(measured: Mapping[str, Any] | None, show: Callable[[float], str], missing: str = NONE) -> str:
+def _measured(measured: Mapping[str, Any] | None, show: Callable[[float | None], str], missing: str = NONE) -> str:
     """A value, and its interval below it."""
     if measured is None or measured["value"] is None:
         return missing
     interval = measured.get("interval")
     below = "" if interval is None else f"<small>{show(interval[0])} to {show(interval[1])}</small>"
     return f"{show(measured['value'])}{below}"
-
-
-def _show(value: float | None, show: Callable[[float], str]) -> str:
-    return NONE if value is None else show(value)
-
-
-def _one(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def _two(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _three(value: float) -> str:
-    return f"{abs(value) if abs(value) < 5e-4 else value:.3f}"  # sums of probabilities round to a little below nothing
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}x"
-
-
-def _percent(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.0f} %"

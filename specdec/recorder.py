@@ -202,15 +202,17 @@ class Recorder:
         columns = torch.arange(tokens.shape[1] + 1, device=tokens.device)
         drafted, scored = columns[:-1] < sizes, columns <= sizes
         self._keep("draft", tokens[drafted])
-        q = None if law == "point" or draft.law is None else draft.law.dense()[chosen][drafted]
+        whole = None if law == "point" else draft.law
         if self._recording.kind == "compact":
-            p = scores.probs[chosen][:, :-1][drafted]
-            for name, tensor in compacted(p, q, tokens[drafted]).items():
-                self._keep(name, tensor)
+            for index in rows:  # what is known of one row fits into a processor's cache
+                size = kept.drafted[index]
+                q = None if whole is None else whole.only(index).dense()[0, :size]
+                for name, tensor in compacted(scores.probs[index, :size], q, draft.tokens[index, :size]).items():
+                    self._keep(name, tensor)
         else:
             self._keep("p", scores.probs[chosen][scored])
-            if q is not None:
-                self._keep("q", q)
+            if whole is not None:
+                self._keep("q", whole.dense()[chosen][drafted])
             if self._recording.logits:
                 self._keep("logits", scores.logits[chosen][scored])
         if self._bytes > SHARD_BYTES:

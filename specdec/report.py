@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specdec.figures import group_names
+from specdec.numerals import NONE, one, percent, three, times, two
+
 NOT_MEASURED = "not measured"
-NONE = "-"
 SPEED = ("acceptance length", "gain", "accepted", "tokens/s", "speedup")
 FIDELITY = ("R", "E", "deviation", "rejected, in nucleus", "rejected, in top 10", "same ids as standard")
 # What a speed-up is called, from the least that deserves the name.
@@ -36,17 +38,24 @@ _PRICES = (
 )
 
 
+_OF_A_GROUP = (
+    ("acceptance length", "acceptance_length", two),
+    ("gain", "acceptance_length_gain", two),
+    ("deviation", "deviation", three),
+)
+
+
 def cells(row: Mapping[str, Any]) -> dict[str, str]:
     """One row of results as text, by column; every column is there."""
     drafts = row["counters"]["num_draft_tokens"] > 0
     return {
         "run": row["label"] + (" *" if row["point_mass"] else "") + _failures(row),
         "exactness": row["exactness"].replace("_", " "),
-        "acceptance length": _interval(row["acceptance_length"], _two),
-        "gain": NONE if (gain := row["acceptance_length_gain"]) is None else _interval(gain, _two),
-        "accepted": _percent(row["acceptance_rate"]),
-        "tokens/s": _one(row["tokens_per_second"]),
-        "speedup": _times(row["speedup"]),
+        "acceptance length": _interval(row["acceptance_length"], two),
+        "gain": NONE if (gain := row["acceptance_length_gain"]) is None else _interval(gain, two),
+        "accepted": percent(row["acceptance_rate"]),
+        "tokens/s": one(row["tokens_per_second"]),
+        "speedup": times(row["speedup"]),
         **_fidelity(row["fidelity"], drafts=drafts),
         "same ids as standard": _agreement(row["agreement"]),
         **{name: _score(score) for name, score in row["scores"].items()},
@@ -70,6 +79,7 @@ def markdown(results: Mapping[str, Any]) -> str:
         "",
         *in_words(results),
         *_price(results["rows"]),
+        *_groups(results["rows"]),
         *_positions(results["rows"]),
         *(line for text in notes(results) for line in (text, "")),
         "## How to read it",
@@ -101,18 +111,35 @@ def _price(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         found = row["fidelity"]
         if row["exactness"] == "lossless" or found is None or not found["places"]:
             continue
-        kinds = {"relaxed": _percent, "relaxed_draft_entropy": _two, "relaxed_target_entropy": _two}
+        kinds = {"relaxed": percent, "relaxed_draft_entropy": two, "relaxed_target_entropy": two}
         texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
         for column, name in _PRICES:
             if name == "sequence_bound":
-                texts[column] = "none" if found[name] is None else _three(found[name])
+                texts[column] = "none" if found[name] is None else three(found[name])
             else:
                 unknown = name in ("excess", "deviation_per_request") and found[name]["value"] is None
-                texts[column] = NOT_MEASURED if unknown else _interval(found[name], kinds.get(name, _three))
+                texts[column] = NOT_MEASURED if unknown else _interval(found[name], kinds.get(name, three))
         lines.append(texts)
     if not lines:
         return []
     return ["## Beyond the standard rule", "", _table(list(lines[0]), lines), ""]
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Acceptance and deviation of each kind of prompt, as a section; nothing where there are no kinds."""
+    names = group_names(rows)
+    lines = []
+    for row in rows:
+        if not names or not row["counters"]["num_draft_tokens"]:
+            continue
+        texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
+        for name in names:
+            found = (row.get("groups") or {}).get(name) or {}
+            for column, key, show in _OF_A_GROUP:
+                measured = found.get(key)
+                texts[f"{name}: {column}"] = NONE if measured is None else _interval(measured, show)
+        lines.append(texts)
+    return ["## By kind of prompt", "", _table(list(lines[0]), lines), ""] if lines else []
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -127,7 +154,7 @@ def _positions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for place in range(most):
             here = row["acceptance_by_position"][place : place + 1]
             texts[str(place + 1)] = (
-                f"{_percent(here[0]['conditional'])} / {_percent(here[0]['unconditional'])}" if here else NONE
+                f"{percent(here[0]['conditional'])} / {percent(here[0]['unconditional'])}" if here else NONE
             )
         lines.append(texts)
     heading = "Of the draft tokens at each position: kept of those examined / kept of all drafts that reach there."
@@ -140,7 +167,7 @@ def in_words(results: Mapping[str, Any]) -> list[str]:
     for row in sorted(results["rows"], key=lambda row: -(row["speedup"] or 0.0)):
         if row["speedup"] is not None and not row["baseline"]:
             kind = next(name for name, least in _PACES if row["speedup"] >= least)
-            kinds[kind].append(f"{row['label']} ({_times(row['speedup'])})")
+            kinds[kind].append(f"{row['label']} ({times(row['speedup'])})")
     found = [f"- **{name}**: {', '.join(labels)}" for name, labels in kinds.items() if labels]
     heading = f"Against autoregressive decoding, with {results['rows_at_once']} prompts at once on this machine:"
     if len(results.get("runs", ())) > 1:
@@ -202,7 +229,7 @@ def _escaped(cell: str) -> str:
 
 def _fidelity(fidelity: Mapping[str, Any] | None, *, drafts: bool) -> dict[str, str]:
     names = ("rejection", "nucleus_excess", "deviation", "rejected_in_nucleus", "rejected_in_top_10")
-    kinds: tuple[Callable[[float | None], str], ...] = (_three, _three, _three, _percent, _percent)
+    kinds: tuple[Callable[[float | None], str], ...] = (three, three, three, percent, percent)
     if not drafts:
         return dict.fromkeys(FIDELITY[:-1], NONE)
     if fidelity is None:
@@ -219,11 +246,11 @@ def _agreement(agreement: Mapping[str, Any] | None) -> str:
     if agreement is None or agreement["share"] is None:
         return NONE
     first = agreement["median_first_difference"]
-    return _percent(agreement["share"]) + (f", else from {first:g}" if first is not None else "")
+    return percent(agreement["share"]) + (f", else from {first:g}" if first is not None else "")
 
 
 def _score(score: Mapping[str, Any]) -> str:
-    text = _interval(score, _percent)
+    text = _interval(score, percent)
     difference = score["difference"]
     if difference is None:
         return text
@@ -271,7 +298,7 @@ def _details(results: Mapping[str, Any]) -> list[str]:
     for row in results["rows"]:
         seconds, counters = row["seconds"], row["counters"]
         split = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("draft", "verify", "rest"))
-        mean = _two(row["acceptance_length_mean_over_requests"])
+        mean = two(row["acceptance_length_mean_over_requests"])
         lines.append(
             f"- {row['label']}: {counters['num_emitted_tokens']} tokens in {counters['num_steps']} verifications of "
             f"{counters['num_draft_tokens']} draft tokens; seconds {split}; acceptance length as a mean over requests "
@@ -307,24 +334,3 @@ def _interval(measured: Mapping[str, Any], show: Callable[[float | None], str]) 
         return text
     low, high = measured["interval"]
     return f"{text} [{show(low)}, {show(high)}]"
-
-
-def _two(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
-
-
-def _three(value: float | None) -> str:
-    # Sums of probabilities round to a little below nothing.
-    return NONE if value is None else f"{max(value, 0.0) if abs(value) < 5e-4 else value:.3f}"
-
-
-def _one(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1f}"
-
-
-def _times(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}x"
-
-
-def _percent(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.0f} %"

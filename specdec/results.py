@@ -132,15 +132,23 @@ def ambiguous(drafters: Sequence[str], verifiers: Sequence[str]) -> list[str]:
     return problems
 
 
-def summarise(rows: Sequence[Row], records: Sequence[Record]) -> dict[str, Any]:
-    """What `results.json` holds, apart from what is said about the run itself."""
+def summarise(
+    rows: Sequence[Row], records: Sequence[Record], groups: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
+    """What `results.json` holds, apart from what is said about the run itself.
+
+    Args:
+        rows: of the run.
+        records: one a request.
+        groups: of samples, by their id; what a row says of each is left out where all are None.
+    """
     by_row = {row.label: [record for record in records if record["run"] == row.label] for row in rows}
     baseline = next((row.label for row in rows if row.baseline), None)
     pace = _pace(by_row[baseline]) if baseline is not None else None
     return {
         "schema_version": SCHEMA_VERSION,
         "formulas": FORMULAS,
-        "rows": [_row(row, by_row, pace) for row in rows],
+        "rows": [{**_row(row, by_row, pace), "groups": _groups(row, by_row, groups or {})} for row in rows],
     }
 
 
@@ -164,9 +172,7 @@ def _row(row: Row, by_row: Mapping[str, list[Record]], pace: float | None) -> di
         "requests": len(records),
         "errors": sum(record["finish_reason"] == "error" for record in records),
         "counters": total.to_dict(),
-        "acceptance_length": _ratio(
-            records, lambda r: r["counters"]["num_emitted_tokens"], lambda r: r["counters"]["num_steps"]
-        ),
+        "acceptance_length": _acceptance_length(records),
         "acceptance_length_gain": _gain(records, by_row[row.reference]) if row.reference is not None else None,
         "acceptance_length_mean_over_requests": statistics.fmean(lengths) if lengths else None,
         "acceptance_rate": total.acceptance_rate,
@@ -180,6 +186,31 @@ def _row(row: Row, by_row: Mapping[str, list[Record]], pace: float | None) -> di
         "agreement": _agreement(records, by_row[row.reference]) if row.reference is not None else None,
         "scores": _scores(records, by_row[row.reference] if row.reference is not None else ()),
     }
+
+
+def _groups(
+    row: Row, by_row: Mapping[str, list[Record]], groups: Mapping[str, str | None]
+) -> dict[str, dict[str, Any]]:
+    """Acceptance and deviation of each group of samples, by its name."""
+
+    def chosen(label: str, name: str) -> list[Record]:
+        return [record for record in by_row[label] if groups.get(record["sample"]) == name]
+
+    found = {}
+    for name in dict.fromkeys(name for name in groups.values() if name is not None):
+        records = chosen(row.label, name)
+        fidelity = _fidelity(records)
+        found[name] = {
+            "requests": len(records),
+            "acceptance_length": _acceptance_length(records),
+            "acceptance_length_gain": None if row.reference is None else _gain(records, chosen(row.reference, name)),
+            "deviation": None if fidelity is None else fidelity["deviation"],
+        }
+    return found
+
+
+def _acceptance_length(records: Sequence[Record]) -> dict[str, Any]:
+    return _ratio(records, lambda r: r["counters"]["num_emitted_tokens"], lambda r: r["counters"]["num_steps"])
 
 
 def _pace(records: Iterable[Record]) -> float | None:

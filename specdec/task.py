@@ -14,11 +14,20 @@ from specdec.errors import DataError
 @final
 @frozen(kw_only=True)
 class Sample:
-    """One row of a task. Either `text` or `messages` (chat turns as transformers' templates take them) is set."""
+    """One row of a task. Either `text` or `messages` is set.
+
+    Attributes:
+        id: unique among the samples.
+        text: the prompt.
+        messages: chat turns, as transformers' templates take them.
+        group: what kind of prompt it is; reports also tell acceptance and deviation of each group.
+        fields: what the task's score needs.
+    """
 
     id: str
     text: str | None = None
     messages: tuple[Mapping[str, str], ...] = ()
+    group: str | None = None
     fields: Mapping[str, Any] = field(factory=dict)
 
 
@@ -35,7 +44,7 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, sample: Sample, completion: str) -> Mapping[str, float]:
-        """Judge one completion: metric -> value in [0, 1]. The same metrics for every sample; none without a measure.
+        """Judge one completion: metric -> value in [0, 1], none without a measure. A mean is over those that have it.
 
         Raises:
             DataError: what it needs to judge is missing.

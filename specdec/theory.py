@@ -18,8 +18,7 @@ from specdec.probability import nucleus, one_hot, total_variation
 
 def standard_acceptance(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q) for every token, [..., V]; 0 where q is 0, for such a token was never drawn."""
-    safe = torch.where(q > 0, q, torch.ones_like(q))
-    return torch.where(q > 0, (p / safe).clamp(max=1.0), torch.zeros_like(p))
+    return torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
 
 
 def replacement(kind: str, p: Tensor, q: Law) -> Tensor:

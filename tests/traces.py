@@ -10,6 +10,7 @@ from specdec.recorder import Recording
 from specdec.trace import FOLDER, Steps
 
 LABEL = "drafter + standard"
+STANDARD = {"use": "standard", "name": "standard"}
 
 
 def laws(count, vocabulary, generator, flattest=1.5, spread=0.7):
@@ -67,13 +68,13 @@ def compacted(full):
     return Steps(full.law, full.requests, tensors | compact.compacted(p, full.tensors.get("q"), full["draft"]))
 
 
-def write(run, *shards, kind, vocabulary, deterministic=False):
+def write(run, *shards, kind, vocabulary, deterministic=False, verifier=STANDARD):
     """A finished run's folder with these steps of one combination."""
     (run / FOLDER).mkdir(parents=True)
     about = {"sampling": {}, "drafters": [], "verifiers": []}
     recording = Recording(run / FOLDER, kind, logits=False, about=about)
-    verifier = {"use": "standard", "name": "standard"}
-    recording._rows.append({"row": 1, "label": LABEL, "deterministic": deterministic, "verifier": verifier})
+    entries = {"drafter": {"use": "model", "name": "drafter"}, "verifier": verifier}
+    recording._rows.append({"row": 1, "label": LABEL, "deterministic": deterministic, **entries})
     recording.begin(vocabulary, {sample: (1,) for made in shards for sample, _ in made.requests}, [])
     recording.count([recording.save(1, made) for made in shards])
     (run / "results.json").write_text(json.dumps({}))

@@ -18,8 +18,9 @@ class MtBench(Benchmark):
     """MT-bench, 80 open questions of eight kinds (arXiv:2306.05685), the first turn of each. There is no score.
 
     The second turn answers a completion and is left out, as DeepSpec does; a judge model would be needed for a score.
-    Data: fields question_id and turns (on the hub prompt_id and prompt); mt_bench.jsonl in SPECDEC_DATA,
-    HuggingFaceH4/mt_bench_prompts on the hub, where one word of one question is another.
+    A report also tells the kinds apart. Data: fields question_id, turns and category (on the hub prompt_id and prompt
+    instead of the first two); mt_bench.jsonl in SPECDEC_DATA, HuggingFaceH4/mt_bench_prompts on the hub, where one word
+    of one question is another.
     """
 
     @property
@@ -32,7 +33,9 @@ class MtBench(Benchmark):
     def sample(self, row: Row) -> Sample:
         if not (turns := row.texts("turns", "prompt")):
             raise DataError(f"{row.where}: there is no turn; try this task's own data")
-        return Sample(id=row.identity("question_id", "prompt_id"), text=turns[0])
+        kind = row.fields.get("category")
+        group = kind if isinstance(kind, str) else None
+        return Sample(id=row.identity("question_id", "prompt_id"), text=turns[0], group=group)
 
     def score(self, sample: Sample, completion: str) -> Mapping[str, float]:
         return {}

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from specdec.cli import main
 from specdec.errors import CompatibilityError
+from specdec.frontier import THETAS, frontiers
 from specdec.law import Dense, PointMass
 from specdec.places import StandIn, Whole
 from specdec.probability import entropy, mass_above
@@ -26,7 +28,7 @@ from specdec_plugins.verifiers.nucleus import Nucleus
 from specdec_plugins.verifiers.standard import Standard
 from specdec_plugins.verifiers.top_k import TopK
 from specdec_plugins.verifiers.typical import Typical
-from tests.traces import compacted, steps, write
+from tests.traces import LABEL, compacted, steps, write
 
 RULES = [
     {"use": "standard"},
@@ -158,6 +160,39 @@ def test_a_point_of_a_sweep_is_the_single_replay(recorded):
         *("--set", "max_deviation=0.0"),
     )["rows"]
     assert capped["acceptance_length"]["value"] < sweep[2]["acceptance_length"]["value"]
+
+
+# Catches: a frontier over another row's steps, of one drafter only, at thetas that are not what they are called, a rule
+# without theta that has one.
+def test_the_frontier_of_a_run_is_what_replay_says(recorded):
+    found = json.loads((recorded["full"] / "results.json").read_text())["frontiers"]
+    assert [(one["rule"], one["trace"]) for one in found] == [
+        (rule, f"{drafter} + standard")
+        for drafter in ("model", "prompt_lookup")
+        for rule in ("nucleus", "nucleus(budget=0.5)")
+    ]
+    assert found[1]["runs"] == [{"label": "model + budget", "theta": 0.95}]
+    for one in found:
+        assert [point["theta"] for point in one["points"]] == [None, *THETAS]
+    for one in found[::2]:  # a larger theta spends a budget sooner
+        lengths = [point["acceptance_length"]["value"] for point in one["points"]]
+        assert lengths == sorted(lengths)
+    single = document(recorded["full"], "--row", "model + standard", "--verifier", "nucleus", "--set", "theta=0.9")
+    point = next(point for point in found[0]["points"] if point["theta"] == 0.9)
+    assert point["acceptance_length"] == single["rows"][0]["acceptance_length"]
+    assert point["deviation"] == single["rows"][0]["deviation"]
+
+
+# Catches: a run that fails where a compact trace leaves a theta open, or is silent about the point it has not.
+def test_a_theta_that_a_trace_leaves_open_is_said(tmp_path):
+    nucleus = {"use": "nucleus", "name": "mine", "theta": 0.9}
+    full = steps(60, 20_000)
+    run = write(tmp_path / "run", compacted(full), kind="compact", vocabulary=20_000, verifier=nucleus)
+    found, said = frontiers(Trace.open(run))
+    assert found[0]["trace"] == LABEL  # no standard row
+    assert [point["theta"] for point in found[0]["points"]] == [None, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
+    assert len(said) == 1
+    assert re.fullmatch(r"theta 0\.99: .* needs a full trace; try report\.trace: full", said[0])
 
 
 # Catches: columns that moved, values that are rounded, a file that is overwritten.

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from specdec import drawing
-from specdec.figures import FILES, LENGTHS, POSITIONS, PRICE, TABLE, TIMES, sheets
+from specdec.figures import FILES, FRONTIER, LENGTHS, POSITIONS, PRICE, TABLE, TIMES, sheets
 from specdec.labels import Box, place, spread
 from specdec.metrics import Counters
 from specdec.page import page
@@ -156,7 +156,7 @@ def test_without_matplotlib_the_page_says_how_to_get_figures(monkeypatch):
     assert "<svg" not in html
     assert html.count("pip install matplotlib") == 1
     assert html.count("<tr>") == page(made()).count("<tr>")
-    assert [file for file, sheet in sheets(made()).items() if not sheet.rows] == [POSITIONS]
+    assert [file for file, sheet in sheets(made()).items() if not sheet.rows] == [FRONTIER, POSITIONS]
 
 
 # Catches: a point below the line that no rule can be below, drawn from numbers other than the sheet's.
@@ -202,3 +202,54 @@ def test_names_at_the_end_of_lines_keep_their_order():
     assert all(high - low >= 12 for low, high in pairwise(gaps))
     assert max(found) <= 100
     assert found[3] == 10.0
+
+
+FRONTIERS = [
+    {
+        "rule": "nucleus",
+        "trace": "standard",
+        "points": [
+            {
+                "theta": theta,
+                "acceptance_length": {"value": value, "interval": [value - 0.1, value + 0.1]},
+                "deviation": cost,
+            }
+            for theta, value, cost in (
+                (None, 2.0, {"value": 0.0, "interval": None}),
+                (0.5, 2.5, {"value": 0.1, "interval": None}),
+                (0.9, 3.0, {"value": 0.2, "interval": None}),
+            )
+        ],
+        "runs": [{"label": "rule", "theta": 0.9}],
+    }
+]
+
+
+# Catches: a point of the frontier that is lost or of another theta, a row that ran drawn as if it were replayed.
+def test_the_frontier_has_what_was_replayed_and_what_ran(monkeypatch):
+    seen = []
+    original = drawing._axes
+    monkeypatch.setattr(drawing, "_axes", lambda *a, **o: seen.append(original(*a, **o)) or seen[-1])
+    records = [*RECORDS[:4], record("rule", "a", [1, 2, 9, 4], sums=sums()), RECORDS[5]]
+    found = made(records=records, frontiers=FRONTIERS)
+    lines = parsed(sheets(found)[FRONTIER])
+    assert [(line["run"], line["theta"], line["source"]) for line in lines] == [
+        ("standard", "", "replay"),
+        ("standard", "0.5", "replay"),
+        ("standard", "0.9", "replay"),
+        ("rule", "0.9", "run"),
+    ]
+    assert float(lines[3]["acceptance_length"]) == pytest.approx(3.0)
+    drawn = drawing.draw(
+        {**sheets(found), PRICE: sheets(made(rows=()))[PRICE]},
+        {"plain": "plain", "standard": "standard", "rule": "mine"},
+    )
+    axes = seen[0][1]
+    curve = next(line for line in axes.lines if line.get_marker() == "o")
+    assert list(zip(*curve.get_data(), strict=True)) == [(0.0, 2.0), (0.1, 2.5), (0.2, 3.0)]
+    ran = [line for line in axes.lines if line.get_marker() == "D"]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in ran] == [(pytest.approx(0.125), pytest.approx(3.0))]
+    assert {"0.5", "0.9", "mine"} <= {text.get_text() for text in axes.texts}
+    assert "What theta buys" in page(found)
+    assert FRONTIER in drawn
+    assert "What theta buys" not in page(made())

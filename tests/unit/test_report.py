@@ -97,6 +97,10 @@ def results(rows=ROWS, records=RECORDS, **changes):
     return {**about, **summarise(rows, records)}
 
 
+def grouped(groups, rows=ROWS, records=RECORDS):
+    return {**results(rows, records), **summarise(rows, records, groups)}
+
+
 def by_label(data):
     return {entry["label"]: entry for entry in data["rows"]}
 
@@ -285,3 +289,21 @@ def test_point_masses_greedy_and_failures_are_marked():
     assert "\\* Drafts are point masses" in text
     assert "Decoding is greedy" in text
     assert "not finite: rule (1)" in text
+
+
+# Catches: a group's figures over all prompts, a gain against the standard row's other prompts, prompts of no group that
+# are counted, a section where there are no groups.
+def test_kinds_of_prompts_are_told_apart():
+    found = by_label(grouped({"a": "maths", "b": None}))["rule"]["groups"]
+    assert list(found) == ["maths"]
+    assert found["maths"]["requests"] == 1
+    assert found["maths"]["acceptance_length"]["value"] == pytest.approx(4.0)
+    assert found["maths"]["acceptance_length_gain"]["value"] == pytest.approx(4.0 - 4 / 2)
+    assert found["maths"]["deviation"]["value"] is None
+    assert by_label(grouped({"a": "x", "b": "y"}))["rule"]["groups"]["y"]["deviation"]["value"] == pytest.approx(
+        0.5 / 4
+    )
+    section = markdown(grouped({"a": "maths", "b": "code"})).split("## By kind of prompt")[1].split("##")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["standard", "rule"]  # plain decoding drafts nothing
+    assert "By kind" not in markdown(results())
