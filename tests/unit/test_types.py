@@ -84,6 +84,14 @@ def test_narrow_keeps_the_first_nodes(name):
     assert law.narrow(0).dense().shape == (ROWS, 0, SIZE)
 
 
+@each_law
+def test_only_is_the_law_of_one_row(name):
+    # Catches the law of another row, a temperature of another row, and a row that is no batch any more.
+    law, dense = same_laws()[name]
+    for row in range(ROWS):
+        assert torch.allclose(law.only(row).dense(), dense[row : row + 1])
+
+
 def test_the_zero_measure_of_a_point_mass_is_zero():
     law = PointMass(torch.tensor([[-1, 3]]), SIZE)
     assert law.dense().sum(-1).tolist() == [[0.0, 1.0]]
