@@ -10,7 +10,6 @@ from specdec.options import build, label_of, values
 from specdec.registry import load
 from specdec.replay import replay
 from specdec.trace import Trace
-from specdec.verifier import Verifier
 
 THETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _SHOWN = ("acceptance_length", "deviation")
@@ -27,28 +26,41 @@ def frontiers(trace: Trace) -> tuple[list[dict[str, Any]], list[str]]:
         that did run. Then a sentence for each theta that the trace leaves open.
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    open_ones = []
+    open_ones: list[str] = []
     for row in trace.rows.values():
         use, options = row["verifier"]["use"], _options(row["verifier"])
-        made = _made(use, options)
-        if not isinstance(getattr(made, "theta", None), float):
+        made, _ = build(load("verifiers", use), options, use, use)
+        if not isinstance(theta := getattr(made, "theta", None), float):
             continue
-        rule = label_of(use, _unusual(use, options))
-        key = (row["drafter"]["name"], rule)
-        if key not in found:
-            source, recorded = _source(trace, row["drafter"]["name"])
-            rules: dict[float | None, Verifier] = {theta: _made(use, {**options, "theta": theta}) for theta in THETAS}
-            points = []
-            for theta, one in {None: _made("standard", {}), **rules}.items():
-                try:
-                    figures = replay(trace, source, {rule: one})[rule].to_dict()
-                except CompatibilityError as error:
-                    open_ones.append(f"theta {theta}: {error}")
-                else:
-                    points.append({"theta": theta, **{name: figures[name] for name in _SHOWN}})
-            found[key] = {"rule": rule, "trace": recorded, "points": points, "runs": []}
-        found[key]["runs"].append({"label": row["label"], "theta": made.theta})
+        drafter, rule = row["drafter"]["name"], label_of(use, _unusual(use, options))
+        if (drafter, rule) not in found:
+            source, recorded = _source(trace, drafter)
+            points = [_point(trace, source, None, "standard", {}, open_ones)]
+            points += [_point(trace, source, at, use, {**options, "theta": at}, open_ones) for at in THETAS]
+            found[drafter, rule] = {
+                "rule": rule,
+                "trace": recorded,
+                "points": [point for point in points if point is not None],
+                "runs": [],
+            }
+        found[drafter, rule]["runs"].append({"label": row["label"], "theta": theta})
     return list(found.values()), open_ones
+
+
+def _point(
+    trace: Trace, source: int, theta: float | None, use: str, options: Mapping[str, Any], open_ones: list[str]
+) -> dict[str, Any] | None:
+    """The figures of one theta; where the trace does not give them, why, into the last argument."""
+    made, problems = build(load("verifiers", use), options, use, use)
+    try:
+        if made is None:
+            raise CompatibilityError(problems)
+        made.prepare(None)
+        figures = replay(trace, source, {use: made})[use].to_dict()
+    except CompatibilityError as error:
+        open_ones.append(f"theta {theta}: {error}")
+        return None
+    return {"theta": theta, **{name: figures[name] for name in _SHOWN}}
 
 
 def _options(verifier: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,13 +72,6 @@ def _unusual(use: str, options: Mapping[str, Any]) -> dict[str, Any]:
     plain, _ = build(load("verifiers", use), {}, use, use)
     usual = {} if plain is None else values(plain)
     return {name: value for name, value in options.items() if name != "theta" and value != usual.get(name)}
-
-
-def _made(use: str, options: Mapping[str, Any]) -> Any:
-    made, problems = build(load("verifiers", use), options, use, use)
-    assert not problems, problems  # a rule of this run made it already
-    made.prepare(None)
-    return made
 
 
 def _source(trace: Trace, drafter: str) -> tuple[int, str]:

@@ -195,6 +195,13 @@ def test_a_theta_that_a_trace_leaves_open_is_said(tmp_path):
     assert re.fullmatch(r"theta 0\.99: .* needs a full trace; try report\.trace: full", said[0])
 
 
+# Catches: a finished run that loses its report to a rule that cannot be prepared without its target.
+def test_a_rule_without_theta_is_left_alone(tmp_path):
+    gated = {"use": "gated", "name": "g", "inside": {"use": "nucleus"}, "outside": {"use": "standard"}}
+    run = write(tmp_path / "run", steps(20, 40), kind="full", vocabulary=40, verifier=gated)
+    assert frontiers(Trace.open(run)) == ([], [])
+
+
 # Catches: columns that moved, values that are rounded, a file that is overwritten.
 def test_the_csv_holds_the_figures_of_the_table(recorded, tmp_path):
     file = tmp_path / "frontier.csv"
