@@ -184,6 +184,7 @@ def validate(recipe: str, overrides: tuple[str, ...], limit: int | None) -> None
         f"{recipe}: valid; {len(read.samples)} prompts x {read.report.repeats} repeats x {rows} rows "
         f"({len(read.drafters)} drafters x {len(read.verifiers)} verifiers"
         f"{' and the baseline' if read.report.baseline else ''})"
+        f"{', and plain decoding within each theta' if read.report.controls else ''}"
     )
 
 

@@ -108,7 +108,7 @@ def compare(
         if recording is not None:
             recording.begin(target.vocabulary, prompts, records)
         records += run.remaining(records)
-        drawn, open_ones = ([], []) if recording is None else _frontiers(folder)
+        drawn, missing = ([], []) if recording is None else _frontiers(folder)
         results = {
             "recipe": recipe.name,
             "sampling": recipe.to_dict()["sampling"],
@@ -124,7 +124,7 @@ def compare(
                 {sample.id: sample.group for sample in recipe.samples},
             ),
             "frontiers": drawn,
-            "notes": open_ones,
+            "notes": missing,
         }
         tables = {file: sheet.text() for file, sheet in sheets(results).items()}
         folder.finish(results, {REPORT: markdown(results), PAGE: page(results), **tables})
@@ -133,8 +133,11 @@ def compare(
 
 def _frontiers(folder: RunFolder) -> tuple[list[dict[str, Any]], list[str]]:
     _log.info("%s: replaying other thetas over the recorded steps", folder.path)
-    drawn, open_ones = frontiers(Trace.open(folder.path))
-    return drawn, [f"Not in the frontier: {text}." for text in open_ones]
+    try:
+        drawn, missing = frontiers(Trace.open(folder.path))
+    except Exception as error:  # such as a shard that is gone: the run is finished, and gets its report
+        drawn, missing = [], [f"any rule: {' '.join(str(error).split())}"]
+    return drawn, [f"Not in the frontier, {text}." for text in missing]
 
 
 def encode(samples: Sequence[Sample], tokenizer: Any, data: DataSection) -> dict[str, tuple[int, ...]]:

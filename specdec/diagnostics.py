@@ -102,7 +102,7 @@ def probe(
 
 
 def _only(row: int, draft: Draft, scores: Scores, verdict: Verdict) -> tuple[Draft, Scores, Verdict]:
-    """The same of one row."""
+    """Of one row all that is looked at here."""
     one = slice(row, row + 1)
     return (
         evolve(

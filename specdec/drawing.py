@@ -6,6 +6,7 @@ Text stays text, and colours are names that the page gives a value to, in light 
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,7 @@ _MARKERS = "osD^"
 _SIZE, _SMALL = 9.5, 8.5
 _WIDTH = 680  # pixels, as every length here; a point of matplotlib's is one
 _LONGEST = 44
+_NAMED = 3  # curves whose points all have names
 _STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a $ in a label is a $
@@ -135,7 +137,8 @@ def _frontier(sheet: Sheet, names: dict[str, str]) -> Figure | None:
             curves.setdefault((str(point["run"]), str(point["rule"])), []).append(point)
     if not curves:
         return None
-    figure, axes = _axes(400, left=62, right=16, top=20 + 16 * (len(curves) + 1), bottom=46)
+    legend = 16 * (len(curves) + 1)
+    figure, axes = _axes(380 + legend, left=62, right=16, top=20 + legend, bottom=46)
     across, up = ([_number(point[name]) for point in points] for name in ("deviation", "acceptance_length"))
     wide, high = max(max(across) - min(across), 1e-3), max(max(up) - min(up), 1e-2)
     axes.set_xlim(min(across) - 0.06 * wide, max(across) + 0.14 * wide)
@@ -156,8 +159,14 @@ def _frontier(sheet: Sheet, names: dict[str, str]) -> Figure | None:
             here = [_number(point["deviation"])], [_number(point["acceptance_length"])]
             axes.plot(*here, marker="D", markersize=6, color=_INK, linestyle="none", zorder=3)
     handles.append(Line2D([], [], marker="D", linestyle="none", color=_INK, label="a row that ran"))
-    texts = [_theta(point, names) for point in points]
-    _name_points(axes, list(zip(across, up, strict=True)), texts, line)
+    named: dict[
+        tuple[tuple[float, float], str], None
+    ] = {}  # thetas of one curve are enough where there are many, and the standard rule is on all
+    for point in points:
+        if point["source"] != "replay" or len(curves) <= _NAMED or point["rule"] == next(iter(curves))[1]:
+            place_of = _number(point["deviation"]), _number(point["acceptance_length"])
+            named[place_of, _theta(point, names)] = None
+    _name_points(axes, [place_of for place_of, _ in named], [text for _, text in named], line)
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.07, 1.0), handletextpad=0.6)
     return figure
 
@@ -179,12 +188,15 @@ def _whiskers(axes: Axes, point: dict[str, Cell], names: tuple[str, str], colour
 
 
 def _along(corners: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Places on a line with these corners, close together."""
-    return [
-        (one[0] + (other[0] - one[0]) * part / 40, one[1] + (other[1] - one[1]) * part / 40)
-        for one, other in pairwise(corners)
-        for part in range(41)
-    ]
+    """Places on a line with these corners, some pixels apart."""
+    found = corners[-1:]
+    for one, other in pairwise(corners):
+        parts = 1 + int(math.dist(one, other) / 6)
+        found += [
+            (one[0] + (other[0] - one[0]) * part / parts, one[1] + (other[1] - one[1]) * part / parts)
+            for part in range(parts)
+        ]
+    return found
 
 
 def _name_points(

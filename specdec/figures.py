@@ -11,7 +11,8 @@ from attrs import frozen
 
 Cell = str | float | None
 _MEASURED = ("rejection", "nucleus_excess", "excess", "deviation", "deviation_per_request")
-_OF_A_GROUP = ("acceptance_length", "acceptance_length_gain", "deviation")
+# What is told of a group of prompts, and what a report calls it.
+OF_A_GROUP = {"acceptance_length": "acceptance length", "acceptance_length_gain": "gain", "deviation": "deviation"}
 _SPLIT = ("draft", "verify", "rest")
 
 
@@ -68,8 +69,9 @@ def score(row: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def group_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Of prompts, each once; none where they were of one kind."""
-    return list(dict.fromkeys(name for row in rows for name in row.get("groups") or ()))
+    """Of prompts, each once; none where they were not of several kinds."""
+    names = list(dict.fromkeys(name for row in rows for name in row.get("groups") or ()))
+    return names if len(names) > 1 else []
 
 
 def _group(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -97,7 +99,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
         *(column for name in _MEASURED for column in _named(name)),
         *("sequence_bound", "agreement", "median_first_difference"),
         *(column for name in scores for column in _named(f"score_{name}")),
-        *(column for name in groups for key in _OF_A_GROUP for column in _named(f"{key}_{name}")),
+        *(column for name in groups for key in OF_A_GROUP for column in _named(f"group_{name}_{key}")),
     )
     lines = []
     for row in rows:
@@ -112,7 +114,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
                 *(cell for name in _MEASURED for cell in _spread(found.get(name))),
                 *(found.get("sequence_bound"), agreement.get("share"), agreement.get("median_first_difference")),
                 *(cell for name in scores for cell in _spread(score(row, name))),
-                *(cell for name in groups for key in _OF_A_GROUP for cell in _spread(_group(row, name).get(key))),
+                *(cell for name in groups for key in OF_A_GROUP for cell in _spread(_group(row, name).get(key))),
             )
         )
     return Sheet(TABLE, columns, tuple(lines))
@@ -141,9 +143,7 @@ def _frontier(results: Mapping[str, Any]) -> Sheet:
     for one in results.get("frontiers", ()):
         for point in one["points"]:
             measured = _spread(point["acceptance_length"]), _spread(point["deviation"])
-            lines.append(
-                (rows[one["trace"]]["label"], one["rule"], point["theta"], "replay", *measured[0], *measured[1])
-            )
+            lines.append((one["trace"], one["rule"], point["theta"], "replay", *measured[0], *measured[1]))
         for run in one["runs"]:
             row = rows[run["label"]]
             measured = _spread(row["acceptance_length"]), _spread((row["fidelity"] or {}).get("deviation"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec.errors import CompatibilityError
 from specdec.options import build, label_of, values
 from specdec.registry import load
 from specdec.replay import replay
@@ -16,55 +16,62 @@ _SHOWN = ("acceptance_length", "deviation")
 
 
 def frontiers(trace: Trace) -> tuple[list[dict[str, Any]], list[str]]:
-    """Each rule that has a `theta`, at `THETAS`, over the steps of the standard row of the same drafter.
+    """Each rule that has an option `theta`, at `THETAS`, over the steps of the standard row of the same drafter.
 
-    Where the standard rule did not run with a drafter, the steps are those of its first row.
+    Where the standard rule did not run with a drafter, the steps are those of its first row. A rule may be a
+    stranger's: whatever it raises becomes a sentence.
 
     Returns:
         For each rule and drafter `rule`; `trace`, the label of the row whose steps they are; `points`, a mapping of
         theta (None for the standard rule itself) and the figures of a replay; and `runs`, label and theta of the rows
-        that did run. Then a sentence for each theta that the trace leaves open.
+        that did run. Then a sentence for each point that is not there.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    open_ones: list[str] = []
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    standard: dict[int, list[dict[str, Any]]] = {}
+    missing: list[str] = []
     for row in trace.rows.values():
-        use, options = row["verifier"]["use"], _options(row["verifier"])
-        made, _ = build(load("verifiers", use), options, use, use)
-        if not isinstance(theta := getattr(made, "theta", None), float):
+        use, drafter = row["verifier"]["use"], row["drafter"]["name"]
+        options = {name: value for name, value in row["verifier"].items() if name not in ("use", "name")}
+        if not isinstance(theta := options.get("theta"), float):
             continue
-        drafter, rule = row["drafter"]["name"], label_of(use, _unusual(use, options))
-        if (drafter, rule) not in found:
-            source, recorded = _source(trace, drafter)
-            points = [_point(trace, source, None, "standard", {}, open_ones)]
-            points += [_point(trace, source, at, use, {**options, "theta": at}, open_ones) for at in THETAS]
-            found[drafter, rule] = {
-                "rule": rule,
-                "trace": recorded,
-                "points": [point for point in points if point is not None],
-                "runs": [],
-            }
-        found[drafter, rule]["runs"].append({"label": row["label"], "theta": theta})
-    return list(found.values()), open_ones
+        unusual = _unusual(use, options)
+        key = (drafter, use, json.dumps(unusual, sort_keys=True))
+        if key not in found:
+            source = _source(trace, drafter)
+            about = (str(trace.rows[source]["label"]), label_of(use, unusual))
+            if source not in standard:
+                standard[source] = _points(trace, source, "standard", [(None, {})], missing)
+            wanted = [(at, {**options, "theta": at}) for at in THETAS]
+            points = standard[source] + _points(trace, source, use, wanted, missing)
+            found[key] = {"rule": about[1], "trace": about[0], "points": points, "runs": []}
+        found[key]["runs"].append({"label": row["label"], "theta": theta})
+    return list(found.values()), missing
 
 
-def _point(
-    trace: Trace, source: int, theta: float | None, use: str, options: Mapping[str, Any], open_ones: list[str]
-) -> dict[str, Any] | None:
-    """The figures of one theta; where the trace does not give them, why, into the last argument."""
-    made, problems = build(load("verifiers", use), options, use, use)
+def _points(
+    trace: Trace, source: int, use: str, wanted: Sequence[tuple[float | None, Mapping[str, Any]]], missing: list[str]
+) -> list[dict[str, Any]]:
+    """The figures of a rule with each of these options, in one go over the steps, or else each by itself; why one is
+    not there goes into the last argument.
+    """
     try:
-        if made is None:
-            raise CompatibilityError(problems)
-        made.prepare(None)
-        figures = replay(trace, source, {use: made})[use].to_dict()
-    except CompatibilityError as error:
-        open_ones.append(f"theta {theta}: {error}")
-        return None
-    return {"theta": theta, **{name: figures[name] for name in _SHOWN}}
+        rules = {str(theta): _made(use, options) for theta, options in wanted}
+        figures = {name: one.to_dict() for name, one in replay(trace, source, rules).items()}
+    except Exception as error:  # a rule may be a stranger's, and must not cost a finished run its report
+        if len(wanted) > 1:
+            return [point for one in wanted for point in _points(trace, source, use, [one], missing)]
+        at = "" if wanted[0][0] is None else f" at theta {wanted[0][0]}"
+        missing.append(f"{use}{at}: {'; '.join(str(error).splitlines()) or type(error).__name__}")
+        return []
+    return [{"theta": theta, **{name: figures[str(theta)][name] for name in _SHOWN}} for theta, _ in wanted]
 
 
-def _options(verifier: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in verifier.items() if name not in ("use", "name")}
+def _made(use: str, options: Mapping[str, Any]) -> Any:
+    made, problems = build(load("verifiers", use), options, use, use)
+    if problems:
+        raise ValueError("; ".join(problems))
+    made.prepare(None)
+    return made
 
 
 def _unusual(use: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,8 +81,7 @@ def _unusual(use: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "theta" and value != usual.get(name)}
 
 
-def _source(trace: Trace, drafter: str) -> tuple[int, str]:
-    """Index and label of the row whose steps are replayed."""
+def _source(trace: Trace, drafter: str) -> int:
+    """The row whose steps are replayed."""
     rows = {index: row for index, row in trace.rows.items() if row["drafter"]["name"] == drafter}
-    index = next((index for index, row in rows.items() if row["verifier"]["use"] == "standard"), next(iter(rows)))
-    return index, str(rows[index]["label"])
+    return next((index for index, row in rows.items() if row["verifier"]["use"] == "standard"), next(iter(rows)))

@@ -74,7 +74,10 @@ def join(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         },
         "rows_at_once": _either([results["rows_at_once"] for results in runs.values()]),
         "runs": [{name: {**results, "run": run}[name] for name in kept} for run, results in runs.items()],
-        "notes": [*_speeds(runs), *(note for results in runs.values() for note in results.get("notes", ()))],
+        "notes": [
+            *_speeds(runs),
+            *(f"{run}: {note}" for run, results in runs.items() for note in results.get("notes", ())),
+        ],
         "rows": rows,
         "frontiers": drawn,
     }

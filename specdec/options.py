@@ -167,7 +167,7 @@ def _plain(value: Any) -> Any:
         return sorted(_plain(entry) for entry in value)
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
-    if attrs.has(type(value)) and (kind := kind_of(type(value))) is not None:
+    if (kind := kind_of(type(value))) is not None:
         return {"use": name_of(kind, type(value)), **values(value)}
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 

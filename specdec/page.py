@@ -11,6 +11,7 @@ from specdec.drawing import draw
 from specdec.figures import (
     FRONTIER,
     LENGTHS,
+    OF_A_GROUP,
     POSITIONS,
     PRICE,
     TIMES,
@@ -33,9 +34,9 @@ _CAPTIONS = {
     ),
     FRONTIER: (
         "What theta buys",
-        "A line replays a rule at thetas from 0.5 to 0.99 over the recorded steps of one row: expectations over the "
-        "accept noise, at blocks that begin where those of the recorded rule began. Diamonds are rows that ran, with "
-        "95 % intervals.",
+        "A line replays a rule at thetas from 0.5 to 0.99, and the standard rule, over the recorded steps of one row: "
+        "expectations over the accept noise, at blocks that begin where those of the recorded rule began. A budget is "
+        "spent along the recorded texts. Diamonds are rows that ran, with 95 % intervals.",
     ),
     POSITIONS: (
         "Acceptance by draft position",
@@ -117,14 +118,18 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     drafting = [row for row in rows if row["counters"]["num_draft_tokens"]]
     if not names or not drafting:
         return []
-    shown = {"acceptance_length": two, "acceptance_length_gain": two, "deviation": three}
     lines = []
     for row in drafting:
         groups = [(row.get("groups") or {}).get(name, {}) for name in names]
-        numbers = [_measured(group.get(key), show) for group in groups for key, show in shown.items()]
+        numbers = [
+            _measured(group.get(key), *((three, NOT_MEASURED) if key == "deviation" else (two, NONE)))
+            for group in groups
+            for key in OF_A_GROUP
+        ]
         lines.append([*_heads(row), *(f"<td>{number}</td>" for number in numbers)])
-    heads = ["run", "exactness", *["acceptance length", "gain", "deviation"] * len(names)]
-    return ["<h2>By kind of prompt</h2>", _framed([("", 2), *((name, 3) for name in names)], heads, lines)]
+    heads = ["run", "exactness", *[*OF_A_GROUP.values()] * len(names)]
+    spans = [("", 2), *((name, len(OF_A_GROUP)) for name in names)]
+    return ["<h2>By kind of prompt</h2>", _framed(spans, heads, lines)]
 
 
 def _framed(spans: Sequence[tuple[str, int]], heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -204,7 +204,7 @@ class Recorder:
         self._keep("draft", tokens[drafted])
         whole = None if law == "point" else draft.law
         if self._recording.kind == "compact":
-            for index in rows:  # what is known of one row fits into a processor's cache
+            for index in rows:  # one after another: what is known of one fits into a processor's cache
                 size = kept.drafted[index]
                 q = None if whole is None else whole.only(index).dense()[0, :size]
                 for name, tensor in compacted(scores.probs[index, :size], q, draft.tokens[index, :size]).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdec.figures import group_names
+from specdec.figures import OF_A_GROUP, group_names
 from specdec.numerals import NONE, one, percent, three, times, two
 
 NOT_MEASURED = "not measured"
@@ -35,13 +35,6 @@ _PRICES = (
     ("relaxed", "relaxed"),
     ("draft entropy there", "relaxed_draft_entropy"),
     ("target entropy there", "relaxed_target_entropy"),
-)
-
-
-_OF_A_GROUP = (
-    ("acceptance length", "acceptance_length", two),
-    ("gain", "acceptance_length_gain", two),
-    ("deviation", "deviation", three),
 )
 
 
@@ -135,11 +128,17 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
         for name in names:
             found = (row.get("groups") or {}).get(name) or {}
-            for column, key, show in _OF_A_GROUP:
-                measured = found.get(key)
-                texts[f"{name}: {column}"] = NONE if measured is None else _interval(measured, show)
+            for key, column in OF_A_GROUP.items():
+                texts[f"{name}: {column}"] = _of_a_group(found.get(key), key)
         lines.append(texts)
     return ["## By kind of prompt", "", _table(list(lines[0]), lines), ""] if lines else []
+
+
+def _of_a_group(measured: Mapping[str, Any] | None, key: str) -> str:
+    if key == "deviation":
+        unknown = measured is None or measured["value"] is None
+        return NOT_MEASURED if unknown or measured is None else _interval(measured, three)
+    return NONE if measured is None else _interval(measured, two)
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -205,7 +204,7 @@ def last_line(results: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> str:
-    texts = [list(columns), *([_escaped(row[column]) for column in columns] for row in rows)]
+    texts = [[_escaped(column) for column in columns], *([_escaped(row[column]) for column in columns] for row in rows)]
     widths = [max(3, *(len(text[index]) for text in texts)) for index in range(len(columns))]
     left = 2  # the first columns are words, the others numbers
 

@@ -140,7 +140,7 @@ def summarise(
     Args:
         rows: of the run.
         records: one a request.
-        groups: of samples, by their id; what a row says of each is left out where all are None.
+        groups: of samples, by their id; None is no group.
     """
     by_row = {row.label: [record for record in records if record["run"] == row.label] for row in rows}
     baseline = next((row.label for row in rows if row.baseline), None)
@@ -199,12 +199,11 @@ def _groups(
     found = {}
     for name in dict.fromkeys(name for name in groups.values() if name is not None):
         records = chosen(row.label, name)
-        fidelity = _fidelity(records)
         found[name] = {
             "requests": len(records),
             "acceptance_length": _acceptance_length(records),
             "acceptance_length_gain": None if row.reference is None else _gain(records, chosen(row.reference, name)),
-            "deviation": None if fidelity is None else fidelity["deviation"],
+            "deviation": _mean("deviation", records) if _measured(records) else None,
         }
     return found
 
@@ -222,17 +221,11 @@ def _pace(records: Iterable[Record]) -> float | None:
 
 
 def _fidelity(records: Sequence[Record]) -> dict[str, Any] | None:
-    if not records or any(record["fidelity"] is None for record in records):
+    if not _measured(records):
         return None
 
     def mean(name: str, over: str | None = "places") -> dict[str, Any]:
-        if any(record["fidelity"][name] is None for record in records):
-            return {"value": None, "interval": None}
-        return _ratio(
-            records,
-            lambda record: record["fidelity"][name],
-            lambda record: 1 if over is None else record["fidelity"][over],
-        )
+        return _mean(name, records, over)
 
     whole = mean("deviation", None)
 
@@ -251,6 +244,19 @@ def _fidelity(records: Sequence[Record]) -> dict[str, Any] | None:
         "rejected_in_nucleus": mean("rejected_in_nucleus", "rejected"),
         "rejected_in_top_10": mean("rejected_in_top_10", "rejected"),
     }
+
+
+def _measured(records: Sequence[Record]) -> bool:
+    return bool(records) and all(record["fidelity"] is not None for record in records)
+
+
+def _mean(name: str, records: Sequence[Record], over: str | None = "places") -> dict[str, Any]:
+    """Of a sum over places; None in one request is a law that nobody knows."""
+    if any(record["fidelity"][name] is None for record in records):
+        return {"value": None, "interval": None}
+    return _ratio(
+        records, lambda record: record["fidelity"][name], lambda record: 1 if over is None else record["fidelity"][over]
+    )
 
 
 def _ratio(

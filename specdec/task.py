@@ -71,6 +71,12 @@ def samples_of(task: Task, name: str, file: str | None, limit: int | None) -> tu
     for sample in samples:
         if not isinstance(sample, Sample) or not isinstance(sample.id, str):
             raise DataError(f"task {name}: samples() gave {sample!r}, wanted a Sample with a text as its id")
+        if sample.group is not None and not (
+            isinstance(sample.group, str) and sample.group.isprintable() and sample.group
+        ):
+            raise DataError(
+                f"task {name}: sample {sample.id!r} has the group {sample.group!r}, wanted a printable text or None"
+            )
         if sample.id in ids:
             raise DataError(f"task {name}: two samples have the id {sample.id!r}, wanted one of its own for each")
         ids.add(sample.id)

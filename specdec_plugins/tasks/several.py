@@ -43,18 +43,15 @@ class Several(Task):
     def samples(self, file: str | None, limit: int | None) -> list[Sample]:
         if file is not None:
             raise DataError(f"data.file: got {file!r}, wanted none: each task of `several` finds its own data")
-        return [
-            evolve(
-                sample,
-                id=f"{_name(task)}/{sample.id}",
-                group=_name(task),
-                fields={"task": index, "sample": sample},
-            )
-            for index, task in enumerate(self.tasks)
-            for sample in samples_of(task, _name(task), None, self.each)
-        ][:limit]
+        found = []
+        for index, task in enumerate(self.tasks):
+            name = _name(task)
+            for sample in samples_of(task, name, None, self.each):
+                fields = {"task": index, "name": name, "sample": sample}
+                found.append(evolve(sample, id=f"{name}/{sample.id}", group=name, fields=fields))
+        return found[:limit]
 
     def score(self, sample: Sample, completion: str) -> Mapping[str, float]:
-        task = self.tasks[sample.fields["task"]]
-        scores = scores_of(task, _name(task), sample.fields["sample"], completion)
-        return {f"{_name(task)} {metric}": value for metric, value in scores.items()}
+        name = sample.fields["name"]
+        scores = scores_of(self.tasks[sample.fields["task"]], name, sample.fields["sample"], completion)
+        return {f"{name} {metric}": value for metric, value in scores.items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from attrs import define
 from click.testing import CliRunner
 
 from specdec.cli import main
@@ -22,6 +23,7 @@ from specdec.replay import BRACKET, FIGURES, replay
 from specdec.rerun import judge
 from specdec.theory import rejection
 from specdec.trace import Trace
+from specdec.verifier import PointwiseVerifier
 from specdec_plugins.verifiers.ensemble import Ensemble
 from specdec_plugins.verifiers.gated import Gated
 from specdec_plugins.verifiers.nucleus import Nucleus
@@ -192,14 +194,42 @@ def test_a_theta_that_a_trace_leaves_open_is_said(tmp_path):
     assert found[0]["trace"] == LABEL  # no standard row
     assert [point["theta"] for point in found[0]["points"]] == [None, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
     assert len(said) == 1
-    assert re.fullmatch(r"theta 0\.99: .* needs a full trace; try report\.trace: full", said[0])
+    assert re.fullmatch(r"nucleus at theta 0\.99: .* needs a full trace; try report\.trace: full", said[0])
 
 
-# Catches: a finished run that loses its report to a rule that cannot be prepared without its target.
-def test_a_rule_without_theta_is_left_alone(tmp_path):
-    gated = {"use": "gated", "name": "g", "inside": {"use": "nucleus"}, "outside": {"use": "standard"}}
-    run = write(tmp_path / "run", steps(20, 40), kind="full", vocabulary=40, verifier=gated)
-    assert frontiers(Trace.open(run)) == ([], [])
+@define(kw_only=True, eq=False)
+class Strange(PointwiseVerifier):
+    """A rule with a theta that works in a run alone."""
+
+    family = "other"
+    exactness = "lossy"
+    theta: float = 0.5
+
+    def prepare(self, target):
+        self.bound = target.vocabulary
+
+    def acceptance(self, at):
+        return (at.p > self.theta).to(at.p.dtype)
+
+
+# Catches: a finished run that loses its report because a rule of it cannot be replayed, a point that is silently gone.
+def test_a_rule_that_cannot_be_replayed_costs_no_report(tmp_path):
+    verifiers = [{"use": "standard"}, {"use": "nucleus"}, {"use": f"{__name__}:Strange"}]
+    report = {**RECIPE["report"], "repeats": 1}
+    out = run(tmp_path, verifiers=verifiers, report=report, drafters=RECIPE["drafters"][:1])
+    found = json.loads((out / "results.json").read_text())
+    strange, nucleus = sorted(found["frontiers"], key=lambda one: len(one["points"]))
+    assert [point["theta"] for point in strange["points"]] == [None]
+    assert len(nucleus["points"]) == 1 + len(THETAS)
+    assert len(found["notes"]) == len(THETAS)
+    assert all(f"Strange at theta {theta}: " in note for theta, note in zip(THETAS, found["notes"], strict=True))
+    (out / "results.json").unlink()
+    for shard in (out / "traces").glob("*.safetensors"):
+        shard.write_bytes(b"")
+    again = CliRunner().invoke(main, ["run", str(tmp_path / "r.yaml"), "--quiet"], catch_exceptions=False)
+    assert again.exit_code == 0, again.stderr
+    found = json.loads((out / "results.json").read_text())
+    assert any("perhaps it was cut off" in note for note in found["notes"])
 
 
 # Catches: columns that moved, values that are rounded, a file that is overwritten.

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec import diagnostics
 from specdec.diagnostics import DIAGNOSTICS, LOGPROBS, REFERENCE_THETA, probe
-from specdec.law import Dense
+from specdec.law import Dense, Logits
 from specdec.noise import Noise
 from specdec.probability import sample
 from specdec.settle import draw
@@ -297,3 +298,29 @@ def test_the_law_of_each_token_is_told_where_it_is_known():
     assert torch.allclose(greedy["uncovered"][:, :NODES], 1 - best)
     assert torch.equal(greedy["output"][:, :NODES] == 0, scores.probs[:, :NODES].argmax(-1) == draft.tokens)
     assert bool(told(Fly())["uncovered"][:, :NODES].isnan().all())
+
+
+# Catches: a row that is looked at with the draft, law, noise or memory of another one.
+@pytest.mark.parametrize("law", [Dense, Logits])
+def test_one_row_after_another_is_all_rows_at_once(law):
+    generator = torch.Generator().manual_seed(4)
+    rows, nodes, size = 4, 3, 6
+    p = torch.rand((rows, nodes + 1, size), generator=generator, dtype=torch.float64)
+    q = torch.rand((rows, nodes, size), generator=generator, dtype=torch.float64)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    tokens = torch.randint(0, size, (rows, nodes), generator=generator)
+    draft = Draft(tokens, torch.tensor([3, 0, 1, 2]), law=Dense(q) if law is Dense else Logits(q.log()))
+    scores = Scores(torch.cat([tokens[:, :1], tokens], 1), p.log(), p, {}, torch.ones(rows, dtype=torch.bool))
+    noise = Noise((1, 2, 3, 4), (0, 5, 0, 9))
+    for rule in (Nucleus(theta=0.6), Nucleus(theta=0.6, budget=0.3)):
+        memory = torch.tensor([[0.3], [0.2], [0.1], [0.0]], dtype=torch.float64) if rule.memory else None
+        verdict = rule.verify(draft, scores, noise, memory)
+        following = draw(verdict, noise)
+        found = probe(draft, scores, verdict, following, rule, noise, memory)
+        uniform = noise.uniform("accept", nodes)
+        wanted = diagnostics._probe(draft, scores, verdict, following, rule, uniform, memory, True, True)
+        for mine, theirs in ((found.places, wanted.places), (found.tokens, wanted.tokens)):
+            assert set(mine) == set(theirs)
+            for name, values in mine.items():
+                for row, count in enumerate((verdict.lengths + 1).tolist()):
+                    torch.testing.assert_close(values[row, :count], theirs[name][row, :count], equal_nan=True)

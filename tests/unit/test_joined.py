@@ -1,6 +1,8 @@
 """Finished runs side by side: what fits is joined, what does not is refused in one sentence."""
 
 import copy
+import csv
+import io
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 
 from specdec.cli import main
 from specdec.errors import CompatibilityError, DataError, RecipeError
+from specdec.figures import FRONTIER, sheets
 from specdec.joined import join, read_runs
 from specdec.page import page
 from specdec.report import in_words, markdown
@@ -205,3 +208,35 @@ def test_damaged_results_are_one_sentence(damage, tmp_path):
         DataError, match=r"results\.json: (is not as a run writes it|got rows .*wanted a list).*run it again"
     ):
         read_runs([folder])
+
+
+# Catches: a frontier of a row that has another name now, a note nobody can tell the run of, a run without groups or
+# frontiers beside one that has them.
+def test_frontiers_and_groups_follow_their_rows():
+    point = {
+        "theta": 0.9,
+        "acceptance_length": {"value": 3.0, "interval": None},
+        "deviation": {"value": 0.1, "interval": None},
+    }
+    one, other = run(), renamed("new rule")
+    one["frontiers"] = [
+        {"rule": "n", "trace": "standard", "points": [point], "runs": [{"label": "rule", "theta": 0.9}]}
+    ]
+    one["notes"] = ["Not in the frontier."]
+    for entry in one["rows"]:
+        group = {"requests": 1, "acceptance_length": {"value": 2.5, "interval": None}}
+        group |= {"acceptance_length_gain": None, "deviation": None}
+        entry["groups"] = {"maths": group, "code": group}
+    found = join({"a": one, "b": other})
+    assert found["frontiers"][0]["trace"] == "a: standard"
+    assert found["frontiers"][0]["runs"] == [{"label": "rule", "theta": 0.9}]
+    assert "a: Not in the frontier." in found["notes"]
+    assert [line["run"] for line in csv.DictReader(io.StringIO(sheets(found)[FRONTIER].text()))] == [
+        "a: standard",
+        "rule",
+    ]
+    section = markdown(found).split("## By kind of prompt")[1].split("##")[0]
+    lines = {line.split("|")[1].strip(): line for line in section.splitlines() if line.startswith("| ")}
+    assert lines["rule"].count("2.50") == 2
+    assert "2.50" not in lines["new rule"]
+    assert "What theta buys" in page(found)

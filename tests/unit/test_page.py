@@ -253,3 +253,12 @@ def test_the_frontier_has_what_was_replayed_and_what_ran(monkeypatch):
     assert "What theta buys" in page(found)
     assert FRONTIER in drawn
     assert "What theta buys" not in page(made())
+
+
+# Catches: a figure that has no room for its own legend, names of one point written over and over.
+def test_many_frontiers_fit_into_their_figure():
+    many_curves = [{**FRONTIERS[0], "rule": f"nucleus(budget={index})"} for index in range(25)]
+    found = made(frontiers=many_curves)
+    svg = drawing.draw(sheets(found), {entry["label"]: entry["label"] for entry in found["rows"]})[FRONTIER]
+    assert svg.count(">0.5</text>") == 1
+    assert svg.count("budget=24") == 1

@@ -307,3 +307,7 @@ def test_kinds_of_prompts_are_told_apart():
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["standard", "rule"]  # plain decoding drafts nothing
     assert "By kind" not in markdown(results())
+    assert "By kind" not in markdown(grouped({"a": "maths", "b": "maths"}))  # the whole again
+    wild = markdown(grouped({"a": "a|b", "b": "<i>"})).split("## By kind of prompt")[1]
+    assert "a\\|b: gain" in wild
+    assert "&lt;i>: gain" in wild

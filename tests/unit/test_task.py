@@ -2,7 +2,7 @@ import pytest
 from attrs import frozen
 
 from specdec.errors import DataError
-from specdec.task import Sample, Task, scores_of
+from specdec.task import Sample, Task, samples_of, scores_of
 
 SAMPLE = Sample(id="a", text="?")
 
@@ -43,3 +43,15 @@ def test_scores_are_numbers_by_name(value, wanted):
 def test_what_is_no_score_is_one_sentence(value, message):
     with pytest.raises(DataError, match=message):
         scores_of(Given(value), "mine", SAMPLE, "!")
+
+
+# Catches: a group that is no text, or breaks a table, found out when the report of hours is made.
+@pytest.mark.parametrize("group", [3, ["a"], "", "a\nb"])
+def test_a_group_that_no_table_could_show_is_refused(group):
+    @frozen
+    class Grouped(Given):
+        def samples(self, file, limit):
+            return [Sample(id="a", text="?", group=group)]
+
+    with pytest.raises(DataError, match=r"task mine: sample 'a' has the group .*, wanted a printable text or None"):
+        samples_of(Grouped(), "mine", None, None)
