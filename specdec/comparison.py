@@ -19,11 +19,11 @@ from specdec.encoding import has_template, prompt_ids
 from specdec.engine import Engine
 from specdec.environment import environment
 from specdec.errors import CompatibilityError, DataError
-from specdec.figures import sheets
+from specdec.figures import PICTURES, sheets
 from specdec.frontier import frontiers
 from specdec.generation import failure, refuse
 from specdec.noise import request_seed
-from specdec.page import page
+from specdec.page import page, pictures, standalone
 from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
 from specdec.recorder import Recorder, Recording
@@ -108,7 +108,7 @@ def compare(
         if recording is not None:
             recording.begin(target.vocabulary, prompts, records)
         records += run.remaining(records)
-        drawn, missing = ([], []) if recording is None else _frontiers(folder)
+        curves, missing = ([], []) if recording is None else _frontiers(folder)
         results = {
             "recipe": recipe.name,
             "sampling": recipe.to_dict()["sampling"],
@@ -123,11 +123,13 @@ def compare(
                 records,
                 {sample.id: sample.group for sample in recipe.samples},
             ),
-            "frontiers": drawn,
+            "frontiers": curves,
             "notes": missing,
         }
         tables = {file: sheet.text() for file, sheet in sheets(results).items()}
-        folder.finish(results, {REPORT: markdown(results), PAGE: page(results), **tables})
+        drawn = pictures(results)
+        tables |= {PICTURES[file]: standalone(svg) for file, svg in drawn.items()}
+        folder.finish(results, {REPORT: markdown(results), PAGE: page(results, drawn), **tables})
     return results
 
 

@@ -41,6 +41,7 @@ class Sheet:
 TABLE, PRICE, POSITIONS = "table.csv", "figures/deviation.csv", "figures/positions.csv"
 LENGTHS, TIMES, FRONTIER = "figures/lengths.csv", "figures/times.csv", "figures/frontier.csv"
 FILES = (TABLE, PRICE, FRONTIER, POSITIONS, LENGTHS, TIMES)
+PICTURES = {file: file.replace(".csv", ".svg") for file in FILES if file != TABLE}
 
 
 def sheets(results: Mapping[str, Any]) -> dict[str, Sheet]:

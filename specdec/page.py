@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from importlib.util import find_spec
 from typing import Any
 
 from specdec.drawing import draw
@@ -23,7 +24,7 @@ from specdec.figures import (
 )
 from specdec.numerals import NONE, one, percent, three, times, two
 from specdec.report import NOT_MEASURED, in_words, machines, notes, sampled
-from specdec.style import STYLE
+from specdec.style import PICTURE, STYLE
 
 _CAPTIONS = {
     PRICE: (
@@ -66,8 +67,28 @@ _EXPLAINED = (
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def page(results: Mapping[str, Any]) -> str:
-    """The report of a run: a pure function of what `results.json` holds."""
+def pictures(results: Mapping[str, Any]) -> dict[str, str]:
+    """The figures as inline SVG, by their sheets; none without matplotlib."""
+    try:
+        return draw(sheets(results), _names(results["rows"]))
+    except ImportError:
+        return {}
+
+
+def standalone(svg: str) -> str:
+    """A figure as a file of its own."""
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    head, mark, rest = svg.partition(">")
+    return f"{head.replace('<svg', f'<svg {spaces}', 1)}{mark}<style>{PICTURE}</style>{rest}\n"
+
+
+def page(results: Mapping[str, Any], drawn: Mapping[str, str] | None = None) -> str:
+    """The report of a run: a pure function of what `results.json` holds.
+
+    Args:
+        results: of the run.
+        drawn: its `pictures`, where they are there already.
+    """
     data, title = results["data"], escape(results["recipe"])
     ran = (
         f"Target {results['target']}, {data['prompts']} prompts x {data['repeats']} repeats, "
@@ -88,7 +109,7 @@ def page(results: Mapping[str, Any]) -> str:
             *_words(in_words(results)),
             *(f"<p>{_told(text)}</p>" for text in notes(results)),
             *_groups(results["rows"]),
-            *_figures(results),
+            *_figures(pictures(results) if drawn is None else drawn),
             "<h2>How to read it</h2>",
             f"<dl>{''.join(explained)}",
             "<dt>exactness</dt><dd>A lossless rule keeps the target's law; own target keeps another law that the rule "
@@ -182,11 +203,9 @@ def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Se
     return [*_heads(row), *(f"<td>{number}</td>" for number in numbers)]
 
 
-def _figures(results: Mapping[str, Any]) -> list[str]:
+def _figures(drawn: Mapping[str, str]) -> list[str]:
     """The figures, or one sentence where they cannot be drawn."""
-    try:
-        drawn = draw(sheets(results), _names(results["rows"]))
-    except ImportError:
+    if not drawn and find_spec("matplotlib") is None:
         return [
             "<h2>Figures</h2>",
             "<p>Figures need matplotlib, which <code>pip install matplotlib</code> brings in; their numbers are in "
@@ -201,9 +220,10 @@ def _figures(results: Mapping[str, Any]) -> list[str]:
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What a figure calls each row: its rule, where that is enough."""
-    ruled = [row for row in rows if not row["baseline"]]
-    short = len({row["drafter"] for row in ruled}) == 1 and len({row["verifier"] for row in ruled}) == len(ruled)
-    return {row["label"]: row["verifier"] if short and not row["baseline"] else row["label"] for row in rows}
+    ruled = {row["label"]: row for row in rows if row["counters"]["num_draft_tokens"]}
+    drafters, verifiers = ({row[kind] for row in ruled.values()} for kind in ("drafter", "verifier"))
+    short = len(drafters) == 1 and len(verifiers) == len(ruled)
+    return {row["label"]: row["verifier"] if short and row["label"] in ruled else row["label"] for row in rows}
 
 
 def _words(lines: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Self, final
 from attrs import frozen
 
 from specdec.errors import OutputError, RecipeError
-from specdec.figures import FILES
+from specdec.figures import FILES, PICTURES
 from specdec.trace import FOLDER as TRACES
 from specdec.yamlfile import dump, read
 
@@ -114,7 +114,7 @@ class RunFolder:
         with _errors(self.path):
             if self._fresh():  # again: another run may have come and gone since
                 shutil.rmtree(self.path / TRACES, ignore_errors=True)
-                for name in (RESULTS, REPORT, PAGE, *FILES, SAMPLES, ENVIRONMENT, CONFIG):
+                for name in (RESULTS, REPORT, PAGE, *FILES, *PICTURES.values(), SAMPLES, ENVIRONMENT, CONFIG):
                     self._remove(name)
                 # The recipe first: with it, what a kill leaves is known as this run's. The samples last.
                 self._write(CONFIG, dump(self.config))

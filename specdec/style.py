@@ -1,13 +1,20 @@
-"""The looks of a report's page."""
+"""The looks of a report's page and of its figures."""
 
-STYLE = """
+_COLOURS = """
 :root { --paper: #fff; --ink: #1c2127; --muted: #667080; --grid: #e3e6ea; --stripe: #f6f7f9;
   --series0: #2f6fb5; --series1: #c4501b; --series2: #2b8a4b; --series3: #8a4fbf;
   --series4: #b8860b; --series5: #c03a72; --series6: #14868c; --series7: #77808c; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e4e7eb; --muted: #98a2af; --grid: #2d333b;
   --stripe: #1b1f25; --series0: #6cabf0; --series1: #f08a5a; --series2: #5cc682; --series3: #bd8df0;
   --series4: #e0b040; --series5: #ee7fae; --series6: #4cc3c9; --series7: #8d97a4; } }
-* { box-sizing: border-box; }
+"""
+# A figure in a file of its own.
+PICTURE = f"""{_COLOURS}svg {{ background: var(--paper); }}
+text {{ paint-order: stroke; stroke: var(--paper); stroke-width: 2.5px; stroke-linejoin: round; }}
+"""
+STYLE = (
+    f"""{_COLOURS}"""
+    + """* { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1200px; margin: 0 auto; padding: 1rem 1.25rem 3rem; }
@@ -39,3 +46,4 @@ code { font-size: .9em; }
   tbody th { max-width: 10rem; min-width: 9rem; } td, th { padding: .3rem .45rem; } }
 @media print { .wide { overflow: visible; } }
 """
+)

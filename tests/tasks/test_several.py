@@ -1,6 +1,7 @@
 """Several tasks in one run: whose prompts, whose scores, and what is refused."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 
 from specdec.cli import main
 from specdec.errors import DataError
+from specdec.figures import FRONTIER, PICTURES
 from specdec.task import samples_of, scores_of
 from specdec_plugins.tasks.gsm8k import Gsm8k
 from specdec_plugins.tasks.mt_bench import MtBench
@@ -83,6 +85,11 @@ def test_a_run_tells_the_tasks_apart(tmp_path):
         assert set(row["scores"]) == {"gsm8k strict", "gsm8k lenient"}
         assert row["scores"]["gsm8k strict"]["requests"] == 2
         assert {name: group["requests"] for name, group in row["groups"].items()} == {"gsm8k": 2, "mt_bench": 2}
+    for picture in PICTURES.values():  # files of their own, with every name space they use
+        there = (tmp_path / "out" / picture).exists()
+        assert there is (picture != PICTURES[FRONTIER])  # nothing was recorded
+        if there:
+            ElementTree.parse(tmp_path / "out" / picture)
     report = (tmp_path / "out" / "report.md").read_text()
     section = report.split("## By kind of prompt")[1].split("##")[0]
     assert "gsm8k: acceptance length" in section
