@@ -167,7 +167,7 @@ def run(
         else:
             click.echo(markdown(results).partition("## How to read it")[0].rstrip())
         click.echo(
-            f"\n{read.output_dir}/report.md says how to read it, with all intervals; report.html has figures too."
+            f"\n{read.output_dir}/report.md says how to read it, with all intervals; report.html is a page of it."
         )
     click.echo(json.dumps(last_line(results, str(read.output_dir)), allow_nan=False))
 

@@ -127,8 +127,11 @@ def compare(
             "notes": missing,
         }
         tables = {file: sheet.text() for file, sheet in sheets(results).items()}
-        drawn = pictures(results)
-        tables |= {PICTURES[file]: standalone(svg) for file, svg in drawn.items()}
+        try:
+            drawn = pictures(results)
+        except ImportError:
+            drawn = None
+        tables |= {PICTURES[file]: standalone(svg) for file, svg in (drawn or {}).items()}
         folder.finish(results, {REPORT: markdown(results), PAGE: page(results, drawn), **tables})
     return results
 

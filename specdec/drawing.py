@@ -158,7 +158,8 @@ def _frontier(sheet: Sheet, names: dict[str, str]) -> Figure | None:
             _whiskers(axes, point, ("deviation", "acceptance_length"), _INK)
             here = [_number(point["deviation"])], [_number(point["acceptance_length"])]
             axes.plot(*here, marker="D", markersize=6, color=_INK, linestyle="none", zorder=3)
-    handles.append(Line2D([], [], marker="D", linestyle="none", color=_INK, label="a row that ran"))
+    if any(point["source"] != "replay" for point in points):
+        handles.append(Line2D([], [], marker="D", linestyle="none", color=_INK, label="a row that ran"))
     named: dict[
         tuple[tuple[float, float], str], None
     ] = {}  # thetas of one curve are enough where there are many, and the standard rule is on all

@@ -16,10 +16,10 @@ _SHOWN = ("acceptance_length", "deviation")
 
 
 def frontiers(trace: Trace) -> tuple[list[dict[str, Any]], list[str]]:
-    """Each rule that has an option `theta`, at `THETAS`, over the steps of the standard row of the same drafter.
+    """Each rule that has an option `theta`, a number between 0 and 1, at `THETAS`.
 
-    Where the standard rule did not run with a drafter, the steps are those of its first row. A rule may be a
-    stranger's: whatever it raises becomes a sentence.
+    They run over the steps of the standard row of the same drafter; where the standard rule did not run with it, over
+    those of its first row. A rule may be a stranger's: whatever it raises becomes a sentence.
 
     Returns:
         For each rule and drafter `rule`; `trace`, the label of the row whose steps they are; `points`, a mapping of
@@ -32,7 +32,7 @@ def frontiers(trace: Trace) -> tuple[list[dict[str, Any]], list[str]]:
     for row in trace.rows.values():
         use, drafter = row["verifier"]["use"], row["drafter"]["name"]
         options = {name: value for name, value in row["verifier"].items() if name not in ("use", "name")}
-        if not isinstance(theta := options.get("theta"), float):
+        if not isinstance(theta := options.get("theta"), float) or not 0.0 <= theta <= 1.0:
             continue
         unusual = _unusual(use, options)
         key = (drafter, use, json.dumps(unusual, sort_keys=True))

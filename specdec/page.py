@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from importlib.util import find_spec
 from typing import Any
 
 from specdec.drawing import draw
@@ -68,11 +67,12 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def pictures(results: Mapping[str, Any]) -> dict[str, str]:
-    """The figures as inline SVG, by their sheets; none without matplotlib."""
-    try:
-        return draw(sheets(results), _names(results["rows"]))
-    except ImportError:
-        return {}
+    """The figures as inline SVG, by their sheets.
+
+    Raises:
+        ImportError: there is no matplotlib.
+    """
+    return draw(sheets(results), _names(results["rows"]))
 
 
 def standalone(svg: str) -> str:
@@ -109,7 +109,7 @@ def page(results: Mapping[str, Any], drawn: Mapping[str, str] | None = None) -> 
             *_words(in_words(results)),
             *(f"<p>{_told(text)}</p>" for text in notes(results)),
             *_groups(results["rows"]),
-            *_figures(pictures(results) if drawn is None else drawn),
+            *_figures(results, drawn),
             "<h2>How to read it</h2>",
             f"<dl>{''.join(explained)}",
             "<dt>exactness</dt><dd>A lossless rule keeps the target's law; own target keeps another law that the rule "
@@ -143,7 +143,7 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in drafting:
         groups = [(row.get("groups") or {}).get(name, {}) for name in names]
         numbers = [
-            _measured(group.get(key), *((three, NOT_MEASURED) if key == "deviation" else (two, NONE)))
+            _measured(group.get(key), *((three, NOT_MEASURED) if group and key == "deviation" else (two, NONE)))
             for group in groups
             for key in OF_A_GROUP
         ]
@@ -203,9 +203,11 @@ def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Se
     return [*_heads(row), *(f"<td>{number}</td>" for number in numbers)]
 
 
-def _figures(drawn: Mapping[str, str]) -> list[str]:
+def _figures(results: Mapping[str, Any], drawn: Mapping[str, str] | None) -> list[str]:
     """The figures, or one sentence where they cannot be drawn."""
-    if not drawn and find_spec("matplotlib") is None:
+    try:
+        drawn = pictures(results) if drawn is None else drawn
+    except ImportError:
         return [
             "<h2>Figures</h2>",
             "<p>Figures need matplotlib, which <code>pip install matplotlib</code> brings in; their numbers are in "

@@ -8,6 +8,7 @@ acceptance length at these block starts, with less noise than a run would have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -207,6 +208,8 @@ class _Tally:
         values = [value for groups in sides if (value := ratio(list(groups))) is not None]
         if not values:
             return None
+        if not all(map(math.isfinite, values)):
+            raise CompatibilityError(f"{self.where}: makes {name} something else than a finite number")
         gap = max(values) - min(values)
         if not gap <= BRACKET:
             raise CompatibilityError(

@@ -129,7 +129,7 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in names:
             found = (row.get("groups") or {}).get(name) or {}
             for key, column in OF_A_GROUP.items():
-                texts[f"{name}: {column}"] = _of_a_group(found.get(key), key)
+                texts[f"{name}: {column}"] = _of_a_group(found.get(key), key) if found else NONE
         lines.append(texts)
     return ["## By kind of prompt", "", _table(list(lines[0]), lines), ""] if lines else []
 

@@ -46,7 +46,11 @@ class Several(Task):
         found = []
         for index, task in enumerate(self.tasks):
             name = _name(task)
-            for sample in samples_of(task, name, None, self.each):
+            try:
+                samples = samples_of(task, name, None, self.each)
+            except DataError as error:
+                raise DataError(f"data.tasks[{index}], {name}: {error}") from error
+            for sample in samples:
                 fields = {"task": index, "name": name, "sample": sample}
                 found.append(evolve(sample, id=f"{name}/{sample.id}", group=name, fields=fields))
         return found[:limit]

@@ -232,6 +232,14 @@ def test_a_rule_that_cannot_be_replayed_costs_no_report(tmp_path):
     assert any("perhaps it was cut off" in note for note in found["notes"])
 
 
+# Catches: a rule that gives no numbers, blamed on what a trace left out.
+def test_a_rule_that_gives_no_number_is_told_so(tmp_path, monkeypatch):
+    full, _ = both(tmp_path, 200)
+    monkeypatch.setattr(Strange, "acceptance", lambda _, at: torch.full_like(at.p, math.nan))
+    with pytest.raises(CompatibilityError, match="rule it: makes acceptance_length something else than a finite"):
+        replay(full, 1, {"it": Strange()})
+
+
 # Catches: columns that moved, values that are rounded, a file that is overwritten.
 def test_the_csv_holds_the_figures_of_the_table(recorded, tmp_path):
     file = tmp_path / "frontier.csv"

@@ -12,6 +12,7 @@ from specdec.errors import DataError
 from specdec.figures import FRONTIER, PICTURES
 from specdec.task import samples_of, scores_of
 from specdec_plugins.tasks.gsm8k import Gsm8k
+from specdec_plugins.tasks.jsonl import Jsonl
 from specdec_plugins.tasks.mt_bench import MtBench
 from specdec_plugins.tasks.several import Several
 
@@ -57,6 +58,8 @@ def test_what_cannot_be_is_refused():
         DataError, match=r"^data\.file: got 'x', wanted none: each task of `several` finds its own data$"
     ):
         Several(tasks=BOTH).samples("x", None)
+    with pytest.raises(DataError, match=r"^data\.tasks\[1\], jsonl: data\.file: missing; task jsonl reads a file"):
+        Several(tasks=(Gsm8k(), Jsonl())).samples(None, None)
     with pytest.raises(ValueError, match="has gsm8k twice, wanted each task once"):
         Several(tasks=(Gsm8k(), MtBench(), Gsm8k()))
     with pytest.raises(ValueError, match="tasks"):
