@@ -130,7 +130,7 @@ def compare(
         try:
             drawn = pictures(results)
         except ImportError:
-            drawn = None
+            drawn = None  # which the page says
         tables |= {PICTURES[file]: standalone(svg) for file, svg in (drawn or {}).items()}
         folder.finish(results, {REPORT: markdown(results), PAGE: page(results, drawn), **tables})
     return results

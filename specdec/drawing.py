@@ -160,14 +160,14 @@ def _frontier(sheet: Sheet, names: dict[str, str]) -> Figure | None:
             axes.plot(*here, marker="D", markersize=6, color=_INK, linestyle="none", zorder=3)
     if any(point["source"] != "replay" for point in points):
         handles.append(Line2D([], [], marker="D", linestyle="none", color=_INK, label="a row that ran"))
-    named: dict[
-        tuple[tuple[float, float], str], None
-    ] = {}  # thetas of one curve are enough where there are many, and the standard rule is on all
-    for point in points:
-        if point["source"] != "replay" or len(curves) <= _NAMED or point["rule"] == next(iter(curves))[1]:
-            place_of = _number(point["deviation"]), _number(point["acceptance_length"])
-            named[place_of, _theta(point, names)] = None
-    _name_points(axes, [place_of for place_of, _ in named], [text for _, text in named], line)
+    # Thetas of one curve are enough where there are many, and one name where names and points meet.
+    first = next(iter(curves))
+    named = dict.fromkeys(
+        (_number(point["deviation"]), _number(point["acceptance_length"]), _theta(point, names))
+        for point in points
+        if point["source"] != "replay" or len(curves) <= _NAMED or (point["run"], point["rule"]) == first
+    )
+    _name_points(axes, [(x, y) for x, y, _ in named], [text for _, _, text in named], line)
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.07, 1.0), handletextpad=0.6)
     return figure
 

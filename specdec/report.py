@@ -127,18 +127,19 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
         for name in names:
-            found = (row.get("groups") or {}).get(name) or {}
-            for key, column in OF_A_GROUP.items():
-                texts[f"{name}: {column}"] = _of_a_group(found.get(key), key) if found else NONE
+            group = (row.get("groups") or {}).get(name)
+            texts |= {f"{name}: {column}": _of_a_group(group, key) for key, column in OF_A_GROUP.items()}
         lines.append(texts)
     return ["## By kind of prompt", "", _table(list(lines[0]), lines), ""] if lines else []
 
 
-def _of_a_group(measured: Mapping[str, Any] | None, key: str) -> str:
-    if key == "deviation":
-        unknown = measured is None or measured["value"] is None
-        return NOT_MEASURED if unknown or measured is None else _interval(measured, three)
-    return NONE if measured is None else _interval(measured, two)
+def _of_a_group(group: Mapping[str, Any] | None, key: str) -> str:
+    if group is None:  # a run of other prompts, in a comparison
+        return NONE
+    measured = group.get(key)
+    if measured is None or measured["value"] is None:
+        return NOT_MEASURED if key == "deviation" else NONE
+    return _interval(measured, three if key == "deviation" else two)
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,9 +12,7 @@ _COLOURS = """
 PICTURE = f"""{_COLOURS}svg {{ background: var(--paper); }}
 text {{ paint-order: stroke; stroke: var(--paper); stroke-width: 2.5px; stroke-linejoin: round; }}
 """
-STYLE = (
-    f"""{_COLOURS}"""
-    + """* { box-sizing: border-box; }
+_REST = """* { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1200px; margin: 0 auto; padding: 1rem 1.25rem 3rem; }
@@ -46,4 +44,4 @@ code { font-size: .9em; }
   tbody th { max-width: 10rem; min-width: 9rem; } td, th { padding: .3rem .45rem; } }
 @media print { .wide { overflow: visible; } }
 """
-)
+STYLE = _COLOURS + _REST
