@@ -117,6 +117,7 @@ def same_as(unbroken):
 
 # Catches: a sample lost, repeated, moved or changed by what came before the kill; noise or repeats that begin anew; a
 # lock that outlives its process; a cut-off line kept, or glued to the next.
+@pytest.mark.drawn
 @pytest.mark.parametrize("count", [7, pytest.param(1, marks=FULL)])
 def test_a_killed_run_goes_on_as_if_nothing_had_been(unbroken, count):
     process = begin(RUN)
@@ -129,6 +130,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(unbroken, count):
 
 
 # Catches: a line counted as a sample before its end, one byte of it kept, a line without its newline taken for whole.
+@pytest.mark.drawn
 @pytest.mark.parametrize("cut", [40, *(pytest.param(cut, marks=FULL) for cut in (1, 2, 10_000))])
 def test_a_line_that_was_cut_off_is_made_again(unbroken, cut):
     process = begin(RUN)
@@ -152,6 +154,7 @@ def test_a_line_that_was_cut_off_is_made_again(unbroken, cut):
         ),
     ],
 )
+@pytest.mark.drawn
 def test_a_run_that_was_killed_before_a_file_had_its_name_goes_on(unbroken, name):
     process = begin(CUT, name)
     killed(process)
@@ -163,6 +166,7 @@ def test_a_run_that_was_killed_before_a_file_had_its_name_goes_on(unbroken, name
 
 # Catches: a folder that is there before the first sample and cannot be gone on from.
 @FULL
+@pytest.mark.drawn
 def test_a_run_that_was_killed_before_its_first_sample_begins_anew(unbroken):
     process = begin(RUN)
     killed(process, lambda: Path("out/.lock").exists())
