@@ -48,6 +48,8 @@ def weights_hash(model: Any) -> str:
         if not isinstance(tensor, torch.Tensor):
             continue
         digest.update(f"{name}\x1f{tuple(tensor.shape)}\x1f{tensor.dtype}\x1f".encode())
+        if tensor.is_mkldnn:
+            tensor = tensor.to_dense()
         if tensor.device.type != "meta" and tensor.numel():
             flat = tensor.detach().reshape(-1)
             sample = flat[:: max(1, flat.numel() // _PER_TENSOR)].contiguous().cpu()

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from specdec import checkpoint, gguf_file, wheel_model
 from specdec.errors import ModelError
+from specdec.packing import pack
 
 RANDOM = "random:"
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -37,6 +38,7 @@ def load(
     attn_implementation: str | None = None,
     quantization_config: Any = None,
     trust_remote_code: bool = False,
+    packed: bool = True,
 ) -> tuple[Any, Any]:
     """Load a decoder-only model and its tokenizer.
 
@@ -51,6 +53,7 @@ def load(
         attn_implementation: 'sdpa' or 'eager'; None is transformers' choice.
         quantization_config: passed to transformers.
         trust_remote_code: passed to transformers; runs code from the checkpoint.
+        packed: prepare linear layers on a CPU by `specdec.packing.pack`.
 
     Returns:
         The model in evaluation mode, and the tokenizer or None where the checkpoint has none.
@@ -83,6 +86,8 @@ def load(
         model, tokenizer = checkpoint.load(name, trust_remote_code=trust_remote_code, **chosen)
     if device is not None and device_map is None:
         model = _to(device, model)
+    if packed:
+        pack(model)
     return model.eval(), tokenizer
 
 

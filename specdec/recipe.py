@@ -37,6 +37,7 @@ class TargetSection:
         attn_implementation: sdpa or eager; null is transformers' choice.
         quantization_config: passed to transformers.
         trust_remote_code: runs code from the checkpoint.
+        packed: on a CPU, keep linear layers in the layout that it multiplies fastest.
     """
 
     model: str
@@ -47,6 +48,7 @@ class TargetSection:
     attn_implementation: Literal["sdpa", "eager"] | None = None
     quantization_config: Any = None
     trust_remote_code: bool = False
+    packed: bool = True
 
 
 @final

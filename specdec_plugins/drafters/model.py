@@ -70,6 +70,7 @@ class DraftModel(Drafter):
         attn_implementation: passed to transformers.
         quantization_config: passed to transformers.
         trust_remote_code: passed to transformers.
+        packed: on a CPU, keep linear layers of a model that is loaded here in the layout that it multiplies fastest.
         notes: what binding found worth saying.
     """
 
@@ -87,6 +88,7 @@ class DraftModel(Drafter):
     attn_implementation: str | None = None
     quantization_config: Any = None
     trust_remote_code: bool = False
+    packed: bool = True
     notes: list[str] = field(init=False, factory=list)
     _target: Target | None = field(init=False, default=None)
     _draft: Target | None = field(init=False, default=None)
@@ -113,6 +115,7 @@ class DraftModel(Drafter):
                 attn_implementation=self.attn_implementation,
                 quantization_config=self.quantization_config,
                 trust_remote_code=self.trust_remote_code,
+                packed=self.packed,
             )
         if tokenizer is not None and target.tokenizer is not None:
             problems, self.notes = tokenizer_problems(target.tokenizer, tokenizer)

@@ -1,0 +1,134 @@
+"""Prepared linear layers: the same model, the same names and numbers, no more memory than it says."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from specdec import packing
+from specdec.environment import weights_hash
+from specdec.loading import load
+from specdec.packing import PackedLinear, pack
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def model(dtype, tied=True):
+    config = Qwen2Config(
+        vocab_size=400,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def able(dtype):
+    if not packing._exact(dtype):
+        pytest.skip(f"this processor or this torch prepares no layer of {dtype}")
+
+
+# Catches: a bias that is lost, columns that come back in another order, a layer that only works for the number of
+# columns it was prepared for, products that are accumulated in a narrower dtype than the plain call's.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (3, 7), (2, 40), (1, 300)])
+def test_a_prepared_layer_is_the_plain_one_up_to_rounding(dtype, shape):
+    able(dtype)
+    torch.manual_seed(1)
+    plain = nn.Linear(320, 272, dtype=dtype)
+    columns = torch.randn((*shape, 320)).to(dtype)
+    with torch.inference_mode():
+        exact = nn.functional.linear(columns.double(), plain.weight.double(), plain.bias.double())
+        found, usual = PackedLinear(plain)(columns), plain(columns)
+    assert found.dtype == dtype
+    assert found.shape == usual.shape
+    off, least = (found.double() - exact).abs().max(), (usual.double() - exact).abs().max()
+    assert off <= 2 * least + 2 * torch.finfo(torch.float32).eps * exact.abs().max()
+
+
+# Catches: layers that were left out, a model whose logits change, a prepared layer of another one's weight.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_prepared_model_says_what_the_plain_one_says(dtype, tied):
+    able(dtype)
+    plain = model(dtype, tied)
+    prepared = copy.deepcopy(plain)
+    # Of each layer all but k and v, which are small, and the head.
+    assert pack(prepared) == 2 * 5 + 1
+    ids = torch.arange(2 * 9).reshape(2, 9)
+    with torch.inference_mode():
+        wanted, found = plain(ids).logits.double(), prepared(ids).logits.double()
+    assert (wanted - found).abs().max() <= 40 * torch.finfo(dtype).eps * wanted.abs().max()
+    assert pack(prepared) == 0  # nothing is prepared twice
+
+
+# Catches: plain weights that stay beside the prepared ones, a tied embedding that is copied as well.
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_memory_grows_by_the_head_that_was_tied_and_by_nothing_else(dtype):
+    able(dtype)
+    tied, untied = model(dtype), model(dtype, tied=False)
+
+    def total(module):
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    before, single = total(tied), total(untied)
+    embeddings = tied.get_input_embeddings().weight
+    pack(tied)
+    pack(untied)
+    assert total(tied) - before == 400 * 256
+    assert total(untied) == single
+    assert tied.get_input_embeddings().weight is embeddings
+    plain = [name for name, module in untied.named_modules() if type(module) is nn.Linear]
+    assert all(name.endswith(("k_proj", "v_proj")) for name in plain)
+
+
+# Catches: a checkpoint that is taken for another one because its layout changed.
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prepared_weights_have_the_hash_of_plain_ones(dtype):
+    able(dtype)
+    plain = model(dtype)
+    before = weights_hash(plain)
+    pack(plain)
+    assert weights_hash(plain) == before
+
+
+# Catches: preparing what torch cannot multiply in this dtype, and an error in place of a plain layer.
+def test_what_cannot_be_prepared_stays_plain(monkeypatch):
+    assert pack(model(torch.float64)) == 0
+    monkeypatch.setattr(packing, "_tried", {})
+    monkeypatch.setattr(packing, "_ops", object())
+    assert pack(model(torch.float32)) == 0
+
+
+# Catches: a route that is off by more than rounding and used all the same.
+def test_a_route_that_computes_something_else_is_not_taken(monkeypatch):
+    able(torch.float32)
+
+    class Wrong:
+        _reorder_linear_weight = staticmethod(torch.ops.mkldnn._reorder_linear_weight)
+
+        @staticmethod
+        def _linear_pointwise(*given):
+            return torch.ops.mkldnn._linear_pointwise(*given).bfloat16().float()
+
+    monkeypatch.setattr(packing, "_tried", {})
+    monkeypatch.setattr(packing, "_ops", Wrong)
+    assert pack(model(torch.float32)) == 0
+
+
+# Catches: an option that is read and dropped.
+def test_loading_prepares_unless_told_not_to(tmp_path):
+    able(torch.float32)
+    model(torch.float32).save_pretrained(tmp_path)
+
+    def kinds(**options):
+        return {type(module) for module in load(str(tmp_path), **options)[0].modules()}
+
+    assert PackedLinear in kinds()
+    assert PackedLinear not in kinds(packed=False)
