@@ -34,6 +34,7 @@ class Engine:
     Attributes:
         seconds: draft, verify and rest (prefill is in the rest), summed; diagnostics are not in it. On a GPU the split
             is exact only with diagnostics on, which wait for the device; the sum always is.
+        prefill: seconds of prompts, which are in the rest as well.
         steps: decode steps so far.
     """
 
@@ -68,7 +69,7 @@ class Engine:
         verifier.prepare(target)
         self.target, self.drafter, self.verifier, self.scheduler = target, drafter, verifier, scheduler
         self.seconds = [0.0, 0.0, 0.0]
-        self.steps = 0
+        self.prefill, self.steps = 0.0, 0
         self._diagnostics, self._logprobs, self._trace = diagnostics, logprobs, trace
         self._taps = tuple(sorted({*drafter.taps, *verifier.taps}))
         self._memory = (
@@ -260,7 +261,9 @@ class Engine:
         )
         self._commit(batch, kept)
         self.drafter.observe(batch, kept)
-        self.seconds[2] += time.perf_counter() - start
+        spent = time.perf_counter() - start
+        self.prefill += spent
+        self.seconds[2] += spent
 
     def _commit(self, batch: Batch, kept: Kept) -> None:
         self.target.kv.commit(batch.slots, kept.offsets, kept.counts, chain=kept.chain)

@@ -134,15 +134,12 @@ def follow(
     completions, trails = [], []
     for start in range(0, len(requests), rows):
         chunk = requests[start : start + rows]
-        drafter.steps, drafter.prefill, prefill = Counter(), 0.0, 0.0
+        drafter.steps, drafter.prefill, before = Counter(), 0.0, engine.prefill
         done: dict[str, Completion] = {}
         for request in chunk:
             engine.submit(request)
         while not engine.scheduler.idle:
-            before, chunks = engine.seconds[2], drafter.chunks
             events = engine.step()
-            if drafter.chunks > chunks:  # the rest of a step of rows that are ahead is in it, which is little
-                prefill += engine.seconds[2] - before
             done |= {event.id: event.completion for event in events if event.completion is not None}
         made = [done[request.id] for request in chunk]
         completions += made
@@ -151,7 +148,7 @@ def follow(
                 steps=dict(drafter.steps),
                 emitted=tuple(one.counters.num_emitted_tokens for one in made),
                 verified=tuple(one.counters.num_steps for one in made),
-                prefill=max(0.0, prefill - drafter.prefill),
+                prefill=max(0.0, engine.prefill - before - drafter.prefill),
                 draft_prefill=drafter.prefill,
             )
         )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specdec_plugins.bench.race import Result
     from specdec_plugins.bench.sides import Side, Task
 
+_OURS = "specdec"
 _BASELINE = "transformers generate"
 _SPACE = 16  # cells of a cache row beyond prompt, new tokens and drafts
 
@@ -48,8 +49,9 @@ def bench(
 ) -> None:
     """Time TARGET with DRAFT beside transformers and whatever else is installed, in one process, alternating.
 
-    Every side decodes the same prompts with the same loaded weights. Ratios are of new tokens a second inside this run;
-    single speeds say little. The last line is one JSON document.
+    Every side decodes the same prompts with the same weights, ours as this library loads them, all others as
+    transformers does. Ratios are of new tokens a second inside this run; single speeds say little. The last line is one
+    JSON document.
     """
     from specdec.loading import load
     from specdec_plugins.bench.machine import read_bandwidth, weights_read
@@ -58,21 +60,31 @@ def bench(
 
     counts = _counts(rows)
     model, tokenizer = load(target, dtype=dtype)
-    helper, helper_tokenizer = load(draft, dtype=dtype)
     ids = _ids(prompts, limit, tokenizer)
     task = Task(new_tokens, temperature, _ends(model, tokenizer, counts[0]))
-    sides = _sides(
-        model, tokenizer, helper, helper_tokenizer, draft, ids, counts, width, verifiers or ("standard",), task
-    )
-    if only:
-        sides = [side for side in sides if any(text in side.name for text in only)]
+    wanted = verifiers or ("standard",)
+    sides = [
+        side
+        for side in (
+            *_own(model, tokenizer, load(draft, dtype=dtype), ids, counts, width, wanted, task),
+            *_others(
+                load(target, dtype=dtype, packed=False)[0],
+                load(draft, dtype=dtype, packed=False)[0],
+                draft,
+                counts,
+                width,
+                task,
+            ),
+        )
+        if not only or any(text in side.name for text in only)
+    ]
     if not sides:
         raise RecipeError(f"--only {' --only '.join(only)}: no side has that in its name")
     found = race(sides, ids, rounds, lambda text: click.echo(text, err=True))
     device = model.get_input_embeddings().weight.device
     machine = {"read_bandwidth": read_bandwidth(device), "weights": weights_read(model)}
-    ours = [side.name for side in sides if side.name.startswith("specdec")]
-    ratios = {name: {other: ratio(found[name], found[other]) for other in found if other != name} for name in ours}
+    ours = [side.name for side in sides if side.name.startswith(_OURS)]
+    ratios = {name: {other: ratio(found[name], found[other]) for other in _rivals(name, sides)} for name in ours}
     _show(sides, found, ratios, machine)
     document = {
         "schema_version": 1,
@@ -116,47 +128,71 @@ def _ends(model: Any, tokenizer: Any, rows: int) -> tuple[int, ...]:
     return tuple(sorted(Target(model, tokenizer, kv=Slab(rows=rows, tokens=2)).eos_ids))
 
 
-def _sides(
+def _others(model: Any, helper: Any, draft: str, counts: Sequence[int], width: int, task: Task) -> list[Side]:
+    """transformers, and the other libraries that are installed."""
+    from specdec_plugins.bench.peers import Economize, Flashspec, installed
+    from specdec_plugins.bench.sides import Transformers
+
+    generation = helper.generation_config
+    generation.num_assistant_tokens, generation.num_assistant_tokens_schedule = width, "constant"
+    generation.assistant_confidence_threshold = 0.0
+    sides: list[Side] = [Transformers(_named(_BASELINE, rows), rows, (model,), task, {}) for rows in counts]
+    sides.append(Transformers("transformers assisted", 1, (model, helper), task, {"assistant_model": helper}))
+    sides.append(Transformers("transformers prompt lookup", 1, (model,), task, {"prompt_lookup_num_tokens": width}))
+    by_name = ":" not in draft and not draft.endswith(".gguf")  # it has transformers load the draft model itself
+    if installed("economize") and by_name and not task.temperature:
+        sides += [Economize(_named("economize", rows), rows, (model, helper), draft, width, task) for rows in counts]
+    if installed("flashspec"):
+        sides.append(Flashspec("flashspec", 1, (model, helper), width, task))
+    return sides
+
+
+def _own(
     model: Any,
     tokenizer: Any,
-    helper: Any,
-    helper_tokenizer: Any,
-    draft: str,
+    draft: tuple[Any, Any],
     prompts: Sequence[tuple[int, ...]],
     counts: Sequence[int],
     width: int,
     verifiers: Sequence[str],
     task: Task,
 ) -> list[Side]:
-    """Everybody that can run here, ours last."""
+    """This library, without and with a draft."""
     from specdec import Target
     from specdec.registry import load
-    from specdec_plugins.bench.peers import Economize, Flashspec, installed
-    from specdec_plugins.bench.sides import Ours, Transformers
+    from specdec_plugins.bench.sides import Ours
     from specdec_plugins.drafters.model import DraftModel
     from specdec_plugins.drafters.none import NoDraft
     from specdec_plugins.kv.slab import Slab
 
-    generation = helper.generation_config
-    generation.num_assistant_tokens, generation.num_assistant_tokens_schedule = width, "constant"
-    generation.assistant_confidence_threshold = 0.0
-    sides: list[Side] = [Transformers(_named(_BASELINE, rows), rows, model, task, {}) for rows in counts]
-    sides.append(Transformers("transformers assisted", 1, model, task, {"assistant_model": helper}))
-    sides.append(Transformers("transformers prompt lookup", 1, model, task, {"prompt_lookup_num_tokens": width}))
-    if installed("economize") and not task.temperature:
-        sides += [Economize(_named("economize", rows), rows, model, draft, width, task) for rows in counts]
-    if installed("flashspec"):
-        sides.append(Flashspec("flashspec", 1, model, helper, width, task))
     cells = max(map(len, prompts)) + task.new_tokens + width + _SPACE
+    sides: list[Side] = []
     for rows in counts:
         target = Target(model, tokenizer, kv=Slab(rows=rows, tokens=cells))
-        drafter = DraftModel(model=helper, tokenizer=helper_tokenizer, num_speculative_tokens=width)
-        sides.append(Ours(_named("specdec none", rows), rows, target, NoDraft(), load("verifiers", "standard")(), task))
+        drafter = DraftModel(model=draft[0], tokenizer=draft[1], num_speculative_tokens=width)
+        plain = load("verifiers", "standard")()
+        sides.append(Ours(_named("specdec none", rows), rows, (model,), target, NoDraft(), plain, task))
         sides += [
-            Ours(_named(f"specdec {name}", rows), rows, target, drafter, load("verifiers", name)(), task)
+            Ours(
+                _named(f"specdec {name}", rows),
+                rows,
+                (model, draft[0]),
+                target,
+                drafter,
+                load("verifiers", name)(),
+                task,
+            )
             for name in verifiers
         ]
     return sides
+
+
+def _rivals(name: str, sides: Sequence[Side]) -> list[str]:
+    """Everybody else's sides, and of ours those with as many rows."""
+    rows = next(side.rows for side in sides if side.name == name)
+    return [
+        side.name for side in sides if side.name != name and not (side.name.startswith(_OURS) and side.rows != rows)
+    ]
 
 
 def _named(name: str, rows: int) -> str:
@@ -179,10 +215,16 @@ def _facts(side: Side, found: Mapping[str, Result], machine: Mapping[str, Any]) 
     facts["shares"] = {name: part / sum(seconds.values()) for name, part in seconds.items()}
     plain = found.get(_named("specdec none", side.rows))
     if plain is not None and plain is not result:
-        step = plain.facts["seconds"]["verify"] / plain.facts["steps"]
-        facts["predicted"] = facts["acceptance_length"] * step * steps / (seconds["draft"] + seconds["verify"])
+        facts["predicted"] = _forwards(plain) / _forwards(result)
         facts["speedup"] = result.pace / plain.pace
     return facts
+
+
+def _forwards(result: Result) -> float:
+    """Seconds of prompts, drafts and verifications for each new token: what nobody can leave out."""
+    seconds = result.facts["seconds"]
+    spent: float = sum(seconds[part] for part in ("prefill", "draft", "verify"))
+    return spent / sum(len(lap.tokens) for lap in result.laps)
 
 
 def _show(
@@ -193,7 +235,21 @@ def _show(
 ) -> None:
     from specdec.numerals import one, percent, times, two
 
-    lines = [["side", "tokens/s", "tau", "draft", "verify", "rest", "bandwidth", "predicted", "measured", "memory"]]
+    lines = [
+        [
+            "side",
+            "tokens/s",
+            "tau",
+            "prefill",
+            "draft",
+            "verify",
+            "rest",
+            "bandwidth",
+            "predicted",
+            "measured",
+            "memory",
+        ]
+    ]
     for side in sides:
         facts = _facts(side, found, machine)
         shares = facts.get("shares", {})
@@ -202,7 +258,7 @@ def _show(
                 side.name,
                 one(facts["tokens_per_second"]),
                 two(facts.get("acceptance_length")),
-                *(percent(shares.get(name)) for name in ("draft", "verify", "rest")),
+                *(percent(shares.get(name)) for name in ("prefill", "draft", "verify", "rest")),
                 percent(facts.get("bandwidth_share")),
                 times(facts.get("predicted")),
                 times(facts.get("speedup")),

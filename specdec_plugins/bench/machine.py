@@ -27,6 +27,11 @@ def read_bandwidth(device: torch.device) -> float:
     return best
 
 
+def weights(model: torch.nn.Module) -> int:
+    """Bytes of all weights."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
 def weights_read(model: torch.nn.Module) -> int:
     """Bytes of the weights that one forward reads: all but input embeddings that are not the head as well."""
     shared = {id(parameter) for parameter in model.get_output_embeddings().parameters()}  # type: ignore[operator]
@@ -36,14 +41,15 @@ def weights_read(model: torch.nn.Module) -> int:
 
 @contextmanager
 def most_memory(device: torch.device) -> Iterator[list[int]]:
-    """Afterwards the list holds one number: bytes at most inside, of the process or of the device."""
+    """Afterwards the list holds one number: by how many bytes the process or the device grew inside, at most."""
     found: list[int] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         yield found
-        found.append(torch.cuda.max_memory_allocated(device))
+        found.append(torch.cuda.max_memory_allocated(device) - before)
         return
-    done, most = threading.Event(), [_resident()]
+    done, most = threading.Event(), [before := _resident()]
 
     def look() -> None:
         while not done.wait(_PAUSE):
@@ -56,7 +62,7 @@ def most_memory(device: torch.device) -> Iterator[list[int]]:
     finally:
         done.set()
         thread.join()
-        found.append(max(most[0], _resident()))
+        found.append(max(most[0], _resident()) - before)
 
 
 def _resident() -> int:

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from attrs import define, field
 
-from specdec_plugins.bench.sides import Side, Task, cut, where
+from specdec_plugins.bench.sides import Side, Task, cut
 
 
 def installed(name: str) -> bool:
@@ -22,7 +22,6 @@ def installed(name: str) -> bool:
 class Economize(Side):
     """economize's draft_model technique; its cycle holds the exact token beside the drafted ones."""
 
-    model: Any
     draft: str
     width: int
     task: Task
@@ -33,12 +32,8 @@ class Economize(Side):
         import economize
         from economize.techniques.draft_model import DraftModelConfig
 
-        self._ready = economize.apply(self.model, DraftModelConfig(model=self.draft))
+        self._ready = economize.apply(self.models[0], DraftModelConfig(model=self.draft))
         self._decoding = economize.DecodeConfig(cycle_length=self.width + 1)
-
-    @property
-    def device(self) -> torch.device:
-        return where(self.model)
 
     def run(self, prompts: Sequence[tuple[int, ...]], first: int) -> list[list[int]]:
         found = self._ready.decode_batch(
@@ -55,8 +50,6 @@ class Economize(Side):
 class Flashspec(Side):
     """flashspec's engine with one drafter; it takes one prompt at a time in its fast loop."""
 
-    model: Any
-    draft: Any
     width: int
     task: Task
     _ready: Any = field(init=False, default=None)
@@ -68,6 +61,7 @@ class Flashspec(Side):
 
         device, temperature = self.device, self.task.temperature
         config = flashspec.FlashSpecConfig(
+            device=str(device),
             max_new_tokens=self.task.new_tokens,
             eos_token_ids=list(self.task.ends),
             bandit=flashspec.BanditConfig(n_arms=1),
@@ -75,13 +69,9 @@ class Flashspec(Side):
                 gamma=self.width, temperature=temperature, variant="rejection" if temperature else "greedy"
             ),
         )
-        drafter = HuggingFaceDrafter("draft", device, temperature=temperature, model=self.draft)
-        target = TargetModel("target", device, model=self.model)
+        drafter = HuggingFaceDrafter("draft", device, temperature=temperature, model=self.models[1])
+        target = TargetModel("target", device, model=self.models[0])
         self._ready = flashspec.SpeculativeEngine(config, [drafter], target)
-
-    @property
-    def device(self) -> torch.device:
-        return where(self.model)
 
     def run(self, prompts: Sequence[tuple[int, ...]], first: int) -> list[list[int]]:
         found = []

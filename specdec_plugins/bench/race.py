@@ -9,7 +9,7 @@ from typing import Any, final
 from attrs import frozen
 
 from specdec.metrics import bootstrap
-from specdec_plugins.bench.machine import most_memory
+from specdec_plugins.bench.machine import most_memory, weights
 from specdec_plugins.bench.sides import Side
 
 
@@ -36,7 +36,7 @@ class Result:
 
     Attributes:
         laps: one a prompt and round.
-        memory: bytes at most while it ran.
+        memory: bytes of the weights it reads and, while it warmed up, of what came to them at most.
         facts: what it says of itself.
     """
 
@@ -59,29 +59,27 @@ def race(
     """Every side does a group of prompts before the next group begins, in an order that turns each time.
 
     A group has as many prompts as the side with most rows takes at once. Each side first does one group that does not
-    count.
+    count, in which it makes its caches.
     """
     size = max(side.rows for side in sides)
     groups = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
     laps: dict[str, list[Lap]] = {side.name: [] for side in sides}
-    memory = dict.fromkeys(laps, 0)
+    memory = {}
     for side in sides:
         tell(f"warming up {side.name}")
-        side.run([prompts[index] for index in groups[0]][: side.rows], 0)
+        with most_memory(side.device) as grown:
+            side.run([prompts[index] for index in groups[0]][: side.rows], 0)
+        memory[side.name] = grown[0] + sum(map(weights, side.models))
         side.reset()
     for turn, group in enumerate(list(groups) * rounds):
         for side in sides if turn % 2 == 0 else reversed(sides):
             tell(f"group {turn + 1} of {len(groups) * rounds}: {side.name}")
-            with most_memory(side.device) as most:
-                for start in range(0, len(group), side.rows):
-                    chunk = group[start : start + side.rows]
-                    began = time.perf_counter()
-                    done = side.run([prompts[index] for index in chunk], chunk[0])
-                    share = (time.perf_counter() - began) / len(chunk)
-                    laps[side.name] += [
-                        Lap(index, tuple(tokens), share) for index, tokens in zip(chunk, done, strict=True)
-                    ]
-            memory[side.name] = max(memory[side.name], most[0])
+            for start in range(0, len(group), side.rows):
+                chunk = group[start : start + side.rows]
+                began = time.perf_counter()
+                done = side.run([prompts[index] for index in chunk], chunk[0])
+                share = (time.perf_counter() - began) / len(chunk)
+                laps[side.name] += [Lap(index, tuple(tokens), share) for index, tokens in zip(chunk, done, strict=True)]
     return {side.name: Result(tuple(laps[side.name]), memory[side.name], side.facts()) for side in sides}
 
 

@@ -33,15 +33,18 @@ class Side(ABC):
     Attributes:
         name: in tables.
         rows: prompts it takes at once.
+        models: whose weights it reads, the target first.
     """
 
     name: str
     rows: int
+    models: tuple[Any, ...]
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Where token ids go."""
+        device: torch.device = self.models[0].get_input_embeddings().weight.device
+        return device
 
     @abstractmethod
     def run(self, prompts: Sequence[tuple[int, ...]], first: int) -> list[list[int]]:
@@ -66,14 +69,10 @@ class Ours(Side):
     task: Task
     _engine: Engine = field(init=False)
     _counters: list[Counters] = field(init=False, factory=list)
-    _before: tuple[int, list[float]] = field(init=False, default=(0, [0.0] * 3))
+    _before: tuple[int, float, list[float]] = field(init=False, default=(0, 0.0, [0.0] * 3))
 
     def __attrs_post_init__(self) -> None:
         self._engine = Engine(self.target, self.drafter, self.verifier, Continuous())
-
-    @property
-    def device(self) -> torch.device:
-        return where(self.target.model)
 
     def run(self, prompts: Sequence[tuple[int, ...]], first: int) -> list[list[int]]:
         requests = [
@@ -91,15 +90,16 @@ class Ours(Side):
 
     def reset(self) -> None:
         self._counters = []
-        self._before = self._engine.steps, list(self._engine.seconds)
+        self._before = self._engine.steps, self._engine.prefill, list(self._engine.seconds)
 
     def facts(self) -> Mapping[str, Any]:
-        steps, seconds = self._before
-        spent = [now - then for now, then in zip(self._engine.seconds, seconds, strict=True)]
+        steps, prefill, seconds = self._before
+        draft, verify, rest = (now - then for now, then in zip(self._engine.seconds, seconds, strict=True))
+        prefill = self._engine.prefill - prefill
         return {
             "acceptance_length": pool(self._counters).acceptance_length,
             "steps": self._engine.steps - steps,
-            "seconds": dict(zip(("draft", "verify", "rest"), spent, strict=True)),
+            "seconds": {"prefill": prefill, "draft": draft, "verify": verify, "rest": rest - prefill},
         }
 
 
@@ -112,13 +112,8 @@ class Transformers(Side):
         options: for `generate`, beside length, sampling and padding.
     """
 
-    model: Any
     task: Task
     options: Mapping[str, Any]
-
-    @property
-    def device(self) -> torch.device:
-        return where(self.model)
 
     def run(self, prompts: Sequence[tuple[int, ...]], first: int) -> list[list[int]]:
         width = max(map(len, prompts))
@@ -127,7 +122,7 @@ class Transformers(Side):
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
         torch.manual_seed(first)
         sampled = {"temperature": self.task.temperature, "top_k": 0, "top_p": 1.0} if self.task.temperature else {}
-        out = self.model.generate(
+        out = self.models[0].generate(
             ids,
             attention_mask=mask,
             do_sample=bool(self.task.temperature),
@@ -144,9 +139,3 @@ class Transformers(Side):
 def cut(tokens: list[int], ends: Sequence[int]) -> list[int]:
     """Up to the first end, that one included: behind it is padding."""
     return tokens[: next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))]
-
-
-def where(model: Any) -> torch.device:
-    """The device of a model's token ids."""
-    device: torch.device = model.get_input_embeddings().weight.device
-    return device
