@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -44,9 +45,22 @@ def grouped(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
     folded = query.reshape(batch, key.shape[1], shared * width, size)
-    mask = attention_mask.repeat(1, 1, shared, 1)
+    mask = attention_mask if width == 1 else _repeated(attention_mask, shared)
     found = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return found.reshape(batch, heads, width, -1).transpose(1, 2).contiguous(), None
+
+
+def _repeated(mask: Tensor, shared: int) -> Tensor:
+    """The mask [B, 1, T, S] for all heads of a group, [B, 1, shared * T, S]; made once a forward for all layers."""
+    if _masks is None or is_compiling():
+        return mask.repeat(1, 1, shared, 1)
+    key = (id(mask), shared)  # the forward holds its masks, so no other can have the id meanwhile
+    if key not in _masks:
+        _masks[key] = mask.repeat(1, 1, shared, 1)
+    return _masks[key]
+
+
+_masks: dict[tuple[int, int], Tensor] | None = None  # of the forward that runs
 
 
 def _nothing(asked: Any) -> bool:
@@ -62,8 +76,9 @@ def without_copies(config: Any) -> Iterator[None]:
     if config._attn_implementation != "sdpa":
         yield
         return
-    config._attn_implementation = NAME
+    global _masks
+    config._attn_implementation, _masks = NAME, {}
     try:
         yield
     finally:
-        config._attn_implementation = "sdpa"
+        config._attn_implementation, _masks = "sdpa", None

@@ -52,6 +52,24 @@ def test_a_prepared_layer_is_the_plain_one_up_to_rounding(dtype, shape):
     assert off <= 2 * least + 2 * torch.finfo(torch.float32).eps * exact.abs().max()
 
 
+# Catches: the first of several columns given for all of them, a single column whose shape is lost.
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_large_layer_is_the_plain_one_for_one_column_and_for_more(dtype):
+    able(dtype)
+    torch.manual_seed(2)
+    plain = nn.Linear(1024, 1030, dtype=dtype)
+    assert plain.weight.numel() >= packing._LARGE
+    prepared = PackedLinear(plain)
+    for shape in [(1, 1), (1,), (), (2, 1), (1, 3)]:
+        columns = torch.randn((*shape, 1024)).to(dtype)
+        with torch.inference_mode():
+            wanted, found = plain(columns), prepared(columns)
+        assert found.shape == wanted.shape
+        torch.testing.assert_close(
+            found, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-2 if dtype == torch.bfloat16 else 1e-5
+        )
+
+
 # Catches: layers that were left out, a model whose logits change, a prepared layer of another one's weight.
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tied", [True, False])
