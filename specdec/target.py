@@ -15,6 +15,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from specdec import tree
+from specdec.attention import without_copies
 from specdec.errors import ModelError
 from specdec.kv import KVCacheManager
 from specdec.loading import load
@@ -138,7 +139,7 @@ class Target:
             self._cache_name: staged,
             "use_cache": True,
         }
-        with torch.inference_mode(), self._tapped(taps) as hidden:
+        with torch.inference_mode(), without_copies(self.config), self._tapped(taps) as hidden:
             if logits:
                 out = self.model(**arguments).logits.to(self.device)
             else:

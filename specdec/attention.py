@@ -1,0 +1,65 @@
+"""Attention of few queries over many cached keys whose heads are shared, without copies of keys and values.
+
+With an explicit mask transformers' sdpa repeats every key and value for each query head of its group. Folding the query
+heads of a group into the rows of one head gives the same products over the keys as they are. It is registered with
+transformers under `NAME`, and what it does not know goes to transformers' own sdpa, which stays the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+NAME = "specdec_grouped"
+# What may be asked for beside the arguments and changes nothing, because the mask says it or nothing is trained.
+_HARMLESS = {"sliding_window", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions"}
+
+
+def grouped(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The interface of transformers: query [B, H, T, D], key and value [B, G, S, D], mask bool [B, 1, T, S].
+
+    Returns:
+        [B, T, H, D], and no weights.
+    """
+    batch, heads, width, size = query.shape
+    shared = heads // key.shape[1]
+    plain = all(name in _HARMLESS or asked is None or asked == 0 for name, asked in others.items())
+    # With many queries the masks of all heads are more than the keys that are not copied.
+    if attention_mask is None or shared == 1 or not plain or width > size or attention_mask.shape[1] != 1:
+        return sdpa_attention_forward(  # type: ignore[no-any-return]  # transformers is untyped here
+            module, query, key, value, attention_mask, scaling=scaling, **others
+        )
+    folded = query.reshape(batch, key.shape[1], shared * width, size)
+    mask = attention_mask.repeat(1, 1, shared, 1)
+    found = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    return found.reshape(batch, heads, width, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, grouped)
+
+
+@contextmanager
+def without_copies(config: Any) -> Iterator[None]:
+    """A model whose config asks for sdpa attends in this way inside."""
+    if config._attn_implementation != "sdpa":
+        yield
+        return
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = "sdpa"
