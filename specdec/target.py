@@ -160,8 +160,7 @@ class Target:
             probs = laws(logits, batch.rows, draft.tokens, parents=draft.parents)
             columns = torch.arange(tokens.shape[1], device=self.device)
             padding = columns > draft.sizes.unsqueeze(1)
-            # One NaN among a row's probabilities makes its largest one NaN.
-            finite = (torch.isfinite(probs.amax(-1)) | padding).all(-1)
+            finite = (torch.isfinite(probs[..., 0]) | padding).all(-1)  # NaN where there is no law
         return Scores(tokens, logits, probs, out.hidden, finite)
 
     def subset(self, layers: Iterable[int]) -> Target:
