@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec import tree
+from specdec import memory, tree
 from specdec.law import Dense
 from specdec.probability import argmax, one_hot, sample
 from specdec.processing import laws, modes, processed
@@ -94,7 +94,7 @@ def draw_chain(batch: Batch, budget: Sequence[int], follow: Callable[[int, list[
         chosen = torch.tensor(active, device=device)
         last = tokens[:, depth - 1] if depth else batch.pending
         logits = follow(depth, active, last[chosen].unsqueeze(1)).to(device)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = memory.copy(logits, torch.promote_types(logits.dtype, torch.float32))
         sequences = tuple(batch.rows[index] for index in active)
         arguments = (logits.unsqueeze(1), sequences, tokens[chosen, :depth])
         if batch.greedy:
@@ -103,7 +103,7 @@ def draw_chain(batch: Batch, budget: Sequence[int], follow: Callable[[int, list[
             probs = laws(*arguments, first=depth).squeeze(1)
             token, good = sample(probs, uniform[chosen, depth]), torch.isfinite(probs[:, 0])
             if law is None:
-                law = probs.new_empty((rows, width, probs.shape[-1]))
+                law = memory.empty((rows, width, probs.shape[-1]), probs.dtype, probs.device)
             if len(active) < rows:
                 probs = probs.new_zeros((rows, probs.shape[-1])).index_copy(0, chosen, probs)
             law[:, depth] = probs
@@ -151,7 +151,7 @@ def draw_tree(
             break
         chosen, above = torch.tensor(active, device=device), torch.tensor(parents[: nodes.start], dtype=torch.int64)
         logits = follow(level, active, tokens[chosen, : nodes.start], above.to(device)).to(device)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = memory.copy(logits, torch.promote_types(logits.dtype, torch.float32))
         sequences, known = tuple(batch.rows[index] for index in active), above.to(device).expand(len(active), -1)
         probs = laws(logits, sequences, tokens[chosen, : nodes.start], parents=known)
         left, ranked = probs.clone(), logits.clone()
@@ -166,8 +166,9 @@ def draw_tree(
             token = torch.where(sharp, best, torch.where(good, sample(law, uniform[chosen, node]), 0))
             tokens[chosen, node] = token
             sizes[chosen] = torch.where(good, sizes[chosen], sizes[chosen].clamp(max=node))
-            law = torch.where(sharp.unsqueeze(1), one_hot(token, law.shape[-1], law.dtype), law)
-            drawn_from.append(law.new_zeros((rows, law.shape[-1])).index_copy(0, chosen, law))
+            if not batch.greedy:
+                law = torch.where(sharp.unsqueeze(1), one_hot(token, law.shape[-1], law.dtype), law)
+                drawn_from.append(law.new_zeros((rows, law.shape[-1])).index_copy(0, chosen, law))
             if not replace:
                 left[:, here] = left[:, here].scatter(-1, token.unsqueeze(1), 0.0)
             ranked[:, here] = ranked[:, here].scatter(-1, token.unsqueeze(1), -torch.inf)

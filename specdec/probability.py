@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec import memory
+
 # Mass below which a residual counts as lost to rounding and the target's own law is used instead.
 FALLBACK_MASS = 1e-8
 _BLOCK = 128
@@ -41,7 +43,7 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
     device = probs.device
     if device.type == "mps":
         return sample(probs.cpu(), uniform.cpu()).to(device)
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    cumulative = memory.copy(probs, torch.float64).cumsum_(-1)
     goal = uniform.double().unsqueeze(-1) * cumulative[..., -1:]
     drawn = torch.searchsorted(cumulative, goal, right=True).squeeze(-1)
     # The last id of positive mass is the first that reaches the whole: there rounding may push the goal.
@@ -52,24 +54,26 @@ def sample(probs: Tensor, uniform: Tensor) -> Tensor:
 
 def one_hot(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
     """[..., V] with 1 at `tokens` int64 [...]."""
-    empty = torch.zeros((*tokens.shape, vocabulary), dtype=dtype, device=tokens.device)
-    return empty.scatter_(-1, tokens.unsqueeze(-1), 1.0)
+    zeros = memory.empty((*tokens.shape, vocabulary), dtype, tokens.device).zero_()
+    return zeros.scatter_(-1, tokens.unsqueeze(-1), 1.0)
 
 
 def argmax(values: Tensor) -> Tensor:
-    """The first id of the largest of `values` [..., V], or of the first NaN, int64 [...]; as torch.argmax, but by blocks,
-    since a maximum without its place is much the faster."""
+    """The first id of the largest of `values` [..., V], or of the first NaN, int64 [...]: torch.argmax by blocks, since
+    a maximum is found much faster than its place.
+    """
     size = values.shape[-1]
     if size < 8 * _BLOCK:
         return values.argmax(-1)
     whole = size - size % _BLOCK
-    tops = values[..., :whole].unflatten(-1, (-1, _BLOCK)).amax(-1)
+    tops = values[..., :whole].view(*values.shape[:-1], -1, _BLOCK).amax(-1)
     if whole < size:
         tops = torch.cat([tops, values[..., whole:].amax(-1, keepdim=True)], -1)
     # The last window may begin in the block before it, where nothing is as large when the last one was chosen.
     start = (tops.argmax(-1, keepdim=True) * _BLOCK).clamp(max=size - _BLOCK)
     window = start + torch.arange(_BLOCK, device=values.device)
-    return start.squeeze(-1) + values.gather(-1, window).argmax(-1)
+    first: Tensor = start.squeeze(-1) + values.gather(-1, window).argmax(-1)
+    return first
 
 
 def at(values: Tensor, tokens: Tensor) -> Tensor:
@@ -118,8 +122,9 @@ def mass_above(probs: Tensor, value: Tensor) -> Tensor:
     """The sum of all probabilities of `probs` [..., V] that are greater than `value` [...], in float64."""
     if probs.dim() > 2 and probs.device.type == "cpu":  # what fits a cache is ten times faster than the whole
         return torch.stack([mass_above(row, least) for row, least in zip(probs, value, strict=True)])
-    above = torch.gt(probs, value.unsqueeze(-1), out=torch.empty_like(probs))
-    return above.mul_(probs).sum(-1, dtype=torch.float64)
+    above = memory.empty(tuple(probs.shape), probs.dtype, probs.device)
+    torch.gt(probs, value.unsqueeze(-1), out=above).mul_(probs)
+    return memory.copy(above, torch.float64).sum(-1)
 
 
 def nucleus(probs: Tensor, theta: float) -> Tensor:

@@ -21,6 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specdec import memory
 from specdec.probability import argmax, one_hot
 from specdec.sequence import Sequence
 
@@ -106,7 +107,7 @@ def laws(
     greedy = [row.sampling.greedy for row in rows]
     if all(greedy):
         return _mode(logits)
-    probs = logits.softmax(-1)
+    probs = torch.softmax(logits, -1, out=memory.empty(tuple(logits.shape), logits.dtype, logits.device))
     for b, chosen in enumerate(greedy):
         if chosen:
             probs[b] = _mode(logits[b])

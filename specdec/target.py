@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from specdec import tree
+from specdec import memory, tree
 from specdec.attention import without_copies
 from specdec.errors import ModelError
 from specdec.kv import KVCacheManager
@@ -155,7 +155,7 @@ class Target:
         sizes = tuple(1 + min(budget, draft.tokens.shape[1]) for budget in batch.budget)
         out = self.forward(batch.slots, Span(tokens, sizes, parents), taps=taps)
         assert out.logits is not None  # asked for
-        logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+        logits = memory.copy(out.logits, torch.promote_types(out.logits.dtype, torch.float32))
         with torch.inference_mode():
             probs = laws(logits, batch.rows, draft.tokens, parents=draft.parents)
             columns = torch.arange(tokens.shape[1], device=self.device)

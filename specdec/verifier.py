@@ -223,7 +223,9 @@ class PointwiseVerifier(Verifier):
             rest = at.q.dense()
             chance = self._at_token(at)
             if not self.own_siblings:
-                chance = torch.where(tried, standard_acceptance(gather(left, at.token), at.q.at(at.token)), chance.to(left.dtype))
+                chance = torch.where(
+                    tried, standard_acceptance(gather(left, at.token), at.q.at(at.token)), chance.to(left.dtype)
+                )
             keep = active & (uniform[:, node] < chance)
             miss = active & ~keep
             residual = self.correct(at)

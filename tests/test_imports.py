@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    ("errors", "law", "hub", "code_blocks", "sandbox_launcher", "sandbox_program", "math_worker", "numerals"),
+    ("errors", "law", "memory", "hub", "code_blocks", "sandbox_launcher", "sandbox_program", "math_worker", "numerals"),
     (
         "types",
         "noise",

@@ -2,9 +2,9 @@
 
     python tests/benchmarks/overhead.py TARGET DRAFT --k 4 --rows 1,8 --temperature 0,1
 
-Hooks take the time of each model's forward in a step; everything else is the step without them: masks and positions, laws
-and draws, the rule, what is committed and what is told. Steps that cache prompts are left out. A figure is the median over
-the steps of one setting. The last line of stdout is one JSON document.
+Hooks take the time of each model's forward in a step; everything else is the step without them: masks and positions,
+laws and draws, the rule, what is committed and what is told. Steps that cache prompts are left out. A figure is the
+median over the steps of one setting. The last line of stdout is one JSON document.
 """
 
 import argparse
@@ -64,7 +64,9 @@ def main():
     drafter = DraftModel(model=loaded.model, tokenizer=loaded.tokenizer, num_speculative_tokens=options.k)
     engine = Engine(target, drafter, load("verifiers", options.verifier)(), Continuous())
     clocks = {"target": Clock(target.model, target.device), "draft": Clock(loaded.model, target.device)}
-    texts = torch.randint(0, target.vocabulary, (max(options.rows), options.prompt_tokens), generator=torch.manual_seed(0))
+    texts = torch.randint(
+        0, target.vocabulary, (max(options.rows), options.prompt_tokens), generator=torch.manual_seed(0)
+    )
 
     def measured(rows, temperature):
         requests = [
