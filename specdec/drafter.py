@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec import tree
+from specdec import memory, tree
 from specdec.law import Dense
-from specdec.probability import one_hot, sample
-from specdec.processing import laws
+from specdec.probability import argmax, one_hot, sample
+from specdec.processing import laws, modes, processed
 from specdec.sequence import Batch
 from specdec.target import Target
 from specdec.types import Draft, Kept
@@ -88,22 +88,29 @@ def draw_chain(batch: Batch, budget: Sequence[int], follow: Callable[[int, list[
     tokens = torch.zeros((rows, width), dtype=torch.int64, device=device)
     finite = torch.ones((rows, width), dtype=torch.bool, device=device)
     uniform = batch.noise.uniform("draft", width)
-    drawn_from = []
+    law: Tensor | None = None
     for depth in range(width):
         active = [index for index in range(rows) if budget[index] > depth]
         chosen = torch.tensor(active, device=device)
         last = tokens[:, depth - 1] if depth else batch.pending
         logits = follow(depth, active, last[chosen].unsqueeze(1)).to(device)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = memory.copy(logits, torch.promote_types(logits.dtype, torch.float32))
         sequences = tuple(batch.rows[index] for index in active)
-        probs = laws(logits.unsqueeze(1), sequences, tokens[chosen, :depth], first=depth).squeeze(1)
-        good = torch.isfinite(probs.amax(-1))
-        tokens[chosen, depth] = torch.where(good, sample(probs, uniform[chosen, depth]), 0)
+        arguments = (logits.unsqueeze(1), sequences, tokens[chosen, :depth])
+        if batch.greedy:
+            token, good = (found.squeeze(1) for found in modes(processed(*arguments, first=depth)))
+        else:
+            probs = laws(*arguments, first=depth).squeeze(1)
+            token, good = sample(probs, uniform[chosen, depth]), torch.isfinite(probs[:, 0])
+            if law is None:
+                law = memory.empty((rows, width, probs.shape[-1]), probs.dtype, probs.device)
+            if len(active) < rows:
+                probs = probs.new_zeros((rows, probs.shape[-1])).index_copy(0, chosen, probs)
+            law[:, depth] = probs
+        tokens[chosen, depth] = torch.where(good, token, 0)
         finite[chosen, depth] = good
-        if not batch.greedy:
-            drawn_from.append(probs.new_zeros((rows, probs.shape[-1])).index_copy(0, chosen, probs))
     sizes = torch.minimum(torch.tensor(budget, device=device), finite.long().cumprod(1).sum(1))
-    return Draft(tokens, sizes, law=Dense(torch.stack(drawn_from, 1)) if drawn_from else None)
+    return Draft(tokens, sizes, law=None if law is None else Dense(law))
 
 
 def draw_tree(
@@ -144,7 +151,7 @@ def draw_tree(
             break
         chosen, above = torch.tensor(active, device=device), torch.tensor(parents[: nodes.start], dtype=torch.int64)
         logits = follow(level, active, tokens[chosen, : nodes.start], above.to(device)).to(device)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = memory.copy(logits, torch.promote_types(logits.dtype, torch.float32))
         sequences, known = tuple(batch.rows[index] for index in active), above.to(device).expand(len(active), -1)
         probs = laws(logits, sequences, tokens[chosen, : nodes.start], parents=known)
         left, ranked = probs.clone(), logits.clone()
@@ -153,14 +160,15 @@ def draw_tree(
             law, sharp = left[:, here], greedy[chosen]
             mass = law.sum(-1, keepdim=True)
             law = torch.where(mass > _EXHAUSTED, law / mass.clamp(min=_EXHAUSTED), probs[:, here])
-            good = torch.isfinite(law.amax(-1))
+            good = torch.isfinite(law[:, 0])
             eldest = node == nodes.start or parents[node - 1] != parents[node]
-            best = law.argmax(-1) if eldest else ranked[:, here].argmax(-1)
+            best = argmax(law if eldest else ranked[:, here])
             token = torch.where(sharp, best, torch.where(good, sample(law, uniform[chosen, node]), 0))
             tokens[chosen, node] = token
             sizes[chosen] = torch.where(good, sizes[chosen], sizes[chosen].clamp(max=node))
-            law = torch.where(sharp.unsqueeze(1), one_hot(token, law.shape[-1], law.dtype), law)
-            drawn_from.append(law.new_zeros((rows, law.shape[-1])).index_copy(0, chosen, law))
+            if not batch.greedy:
+                law = torch.where(sharp.unsqueeze(1), one_hot(token, law.shape[-1], law.dtype), law)
+                drawn_from.append(law.new_zeros((rows, law.shape[-1])).index_copy(0, chosen, law))
             if not replace:
                 left[:, here] = left[:, here].scatter(-1, token.unsqueeze(1), 0.0)
             ranked[:, here] = ranked[:, here].scatter(-1, token.unsqueeze(1), -torch.inf)

@@ -42,9 +42,14 @@ class Law(ABC):
         """The same law for one row of the batch, [1, ..., V]."""
 
 
-def _rows(index: Tensor) -> Tensor:
-    """The row of each entry of `index` [B, ...], to index with."""
-    return torch.arange(index.shape[0], device=index.device).view(-1, *(1,) * (index.dim() - 1))
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """Node `index` int64 [B, ...] of each row of `values` [B, N, ...], [B, ..., ...]."""
+    first = torch.arange(index.shape[0], device=index.device).view(-1, *(1,) * (index.dim() - 1))
+    if values.dim() < 3 or not values.is_contiguous():
+        return values[first, index]
+    # Whole rows by one number: on the CPU that is several times faster than by two.
+    flat = (first * values.shape[1] + index).flatten()
+    return values.flatten(0, 1).index_select(0, flat).view(*index.shape, *values.shape[2:])
 
 
 @final
@@ -66,8 +71,7 @@ class Dense(Law):
         return self.probs
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = _rows(index)
-        picked = self.probs[rows, index.clamp(min=0, max=self.probs.shape[1] - 1)]
+        picked = pick(self.probs, index.clamp(min=0, max=self.probs.shape[1] - 1))
         return Dense(torch.where(valid.unsqueeze(-1), picked, picked.new_zeros(())))
 
     def narrow(self, length: int) -> Law:
@@ -101,10 +105,9 @@ class Logits(Law):
         return self._scaled().softmax(-1)
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = _rows(index)
         safe = index.clamp(min=0, max=self.logits.shape[1] - 1)
-        scale = self.temperature[rows, safe] if isinstance(self.temperature, Tensor) else self.temperature
-        picked = (self.logits[rows, safe] / scale).softmax(-1)
+        scale = pick(self.temperature, safe) if isinstance(self.temperature, Tensor) else self.temperature
+        picked = (pick(self.logits, safe) / scale).softmax(-1)
         return Dense(torch.where(valid.unsqueeze(-1), picked, picked.new_zeros(())))
 
     def narrow(self, length: int) -> Law:
@@ -137,9 +140,8 @@ class Sparse(Law):
         return empty.scatter_add(-1, self.ids, self.probs)
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = _rows(index)
         safe = index.clamp(min=0, max=self.ids.shape[1] - 1)
-        return Sparse(self.ids[rows, safe], self.probs[rows, safe] * valid.unsqueeze(-1), self.vocabulary)
+        return Sparse(pick(self.ids, safe), pick(self.probs, safe) * valid.unsqueeze(-1), self.vocabulary)
 
     def narrow(self, length: int) -> Law:
         return Sparse(self.ids[:, :length], self.probs[:, :length], self.vocabulary)
@@ -170,8 +172,7 @@ class PointMass(Law):
         return empty.scatter_(-1, self.tokens.clamp(min=0).unsqueeze(-1), mass)
 
     def row(self, index: Tensor, valid: Tensor) -> Law:
-        rows = _rows(index)
-        picked = self.tokens[rows, index.clamp(min=0, max=self.tokens.shape[1] - 1)]
+        picked = pick(self.tokens, index.clamp(min=0, max=self.tokens.shape[1] - 1))
         return PointMass(torch.where(valid, picked, -1), self.vocabulary, self.dtype)
 
     def narrow(self, length: int) -> Law:

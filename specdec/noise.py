@@ -15,6 +15,8 @@ from torch import Tensor
 
 Stream = Literal["draft", "accept", "next"]
 _STREAMS: dict[Stream, int] = {"draft": 1, "accept": 2, "next": 3}
+_MOST = (1 << 64) - 1
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def request_seed(seed: int, sample: str, repeat: int) -> int:
@@ -24,7 +26,7 @@ def request_seed(seed: int, sample: str, repeat: int) -> int:
 
 
 def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
+    value &= _MOST
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -35,9 +37,17 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 def _mix(value: Tensor) -> Tensor:
     """The finaliser of splitmix64 (Steele, Lea, Flood 2014) on int64 with wrap-around."""
-    value = (value ^ _shift(value, 30)) * _signed(0xBF58476D1CE4E5B9)
-    value = (value ^ _shift(value, 27)) * _signed(0x94D049BB133111EB)
+    value = (value ^ _shift(value, 30)) * _signed(_FIRST)
+    value = (value ^ _shift(value, 27)) * _signed(_SECOND)
     return value ^ _shift(value, 31)
+
+
+def _key(value: int) -> int:
+    """The same of the next state, on whole numbers below 2**64: a few rows are sooner mixed by the host alone."""
+    value = (value + _GAMMA) & _MOST
+    value = ((value ^ (value >> 30)) * _FIRST) & _MOST
+    value = ((value ^ (value >> 27)) * _SECOND) & _MOST
+    return value ^ (value >> 31)
 
 
 @final
@@ -57,11 +67,11 @@ class Noise:
 
     def uniform(self, stream: Stream, count: int) -> Tensor:
         """Numbers in [0, 1), float64 [B, count] (float32 where the device has no float64)."""
-        gamma = _signed(0x9E3779B97F4A7C15)
-        key = _mix(torch.tensor([_signed(seed) for seed in self.seeds], dtype=torch.int64) + gamma)
-        key = _mix((key ^ torch.tensor(self.steps, dtype=torch.int64)) + gamma)
-        key = _mix((key ^ _STREAMS[stream]) + gamma)
-        bits = _mix((key.unsqueeze(1) ^ torch.arange(count, dtype=torch.int64)) + gamma)
+        keys = [
+            _key(_key(_key(seed) ^ step) ^ _STREAMS[stream]) for seed, step in zip(self.seeds, self.steps, strict=True)
+        ]
+        key = torch.tensor([_signed(key) for key in keys], dtype=torch.int64)
+        bits = _mix((key.unsqueeze(1) ^ torch.arange(count, dtype=torch.int64)) + _signed(_GAMMA))
         device = torch.device(self.device)
         if device.type == "mps":
             return (_shift(bits, 40).to(torch.float32) / (1 << 24)).to(device)

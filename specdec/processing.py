@@ -21,6 +21,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from specdec import memory
+from specdec.probability import argmax, one_hot
 from specdec.sequence import Sequence
 
 Chain = list[Callable[[Any, Any], Any]]
@@ -40,6 +42,12 @@ def _contextual(row: Sequence) -> Chain:
     return [*chain, *row.request.processors]
 
 
+def _filters(row: Sequence) -> tuple[float, ...]:
+    """What `_warpers` depends on."""
+    sampling = row.sampling
+    return sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+
+
 def _warpers(row: Sequence) -> list[LogitsProcessor]:
     """Processors that look at one row of logits only, in transformers' order."""
     sampling, chain = row.sampling, []
@@ -56,6 +64,29 @@ def _warpers(row: Sequence) -> list[LogitsProcessor]:
     return chain
 
 
+def processed(
+    logits: Tensor, rows: tuple[Sequence, ...], drafts: Tensor, *, first: int = 0, parents: Tensor | None = None
+) -> Tensor:
+    """Logits after each request's processors, temperature, top-k, top-p and min-p; arguments as for `laws`."""
+    contexts = [_contextual(row) for row in rows]
+    warpers = [_warpers(row) for row in rows]
+    if not any(contexts) and not any(warpers):
+        return logits
+    if not any(contexts) and len({_filters(row) for row in rows}) == 1:  # all at once
+        flat = logits.flatten(0, 1)
+        for warper in warpers[0]:
+            flat = warper(drafts, flat)
+        return flat.view_as(logits)
+    # Only who looks at the tokens before a node has to know its place in the tree.
+    trees = None if parents is None or not any(contexts) else parents.tolist()
+    return torch.stack(
+        [
+            _row(logits[b], row, drafts[b], first, None if trees is None else trees[b], contexts[b], warpers[b])
+            for b, row in enumerate(rows)
+        ]
+    )
+
+
 def laws(
     logits: Tensor, rows: tuple[Sequence, ...], drafts: Tensor, *, first: int = 0, parents: Tensor | None = None
 ) -> Tensor:
@@ -69,33 +100,32 @@ def laws(
         parents: int64 [B, N] of a token tree (then first is 0 and position 1 + j follows node j), or None.
 
     Returns:
-        [B, T, V] in the dtype of the logits; NaN throughout a row whose scores are not finite or all minus infinity.
+        [B, T, V] in the dtype of the logits. Where scores are NaN, infinite or all minus infinity there is no law, and
+        the probability of token 0 is NaN.
     """
-    contexts = [_contextual(row) for row in rows]
-    warpers = [_warpers(row) for row in rows]
-    if any(contexts) or any(warpers):
-        trees = None if parents is None else parents.tolist()
-        logits = torch.stack(
-            [
-                _row(logits[b], row, drafts[b], first, None if trees is None else trees[b], contexts[b], warpers[b])
-                for b, row in enumerate(rows)
-            ]
-        )
+    logits = processed(logits, rows, drafts, first=first, parents=parents)
     greedy = [row.sampling.greedy for row in rows]
     if all(greedy):
         return _mode(logits)
-    probs = logits.softmax(-1)
+    probs = torch.softmax(logits, -1, out=memory.empty(tuple(logits.shape), logits.dtype, logits.device))
     for b, chosen in enumerate(greedy):
         if chosen:
             probs[b] = _mode(logits[b])
     return probs
 
 
+def modes(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The first largest logit of [..., V]: its id, int64 [...], and whether it is a number a law could come from."""
+    best = argmax(logits)
+    return best, torch.isfinite(logits.gather(-1, best.unsqueeze(-1)).squeeze(-1))
+
+
 def _mode(logits: Tensor) -> Tensor:
-    """All mass on the first largest logit; NaN where that is not a number a law could come from."""
-    best = logits.max(-1, keepdim=True)
-    mass = torch.where(torch.isfinite(best.values), 1.0, torch.nan).to(logits.dtype)
-    return torch.zeros_like(logits).scatter_(-1, best.indices, mass)
+    """All mass on the first largest logit."""
+    best, finite = modes(logits)
+    law = one_hot(best, logits.shape[-1], logits.dtype)
+    law[..., 0].masked_fill_(~finite, torch.nan)
+    return law
 
 
 def _row(

@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from specdec import tree
+from specdec import memory, tree
 from specdec.attention import without_copies
 from specdec.errors import ModelError
 from specdec.kv import KVCacheManager
@@ -155,13 +155,12 @@ class Target:
         sizes = tuple(1 + min(budget, draft.tokens.shape[1]) for budget in batch.budget)
         out = self.forward(batch.slots, Span(tokens, sizes, parents), taps=taps)
         assert out.logits is not None  # asked for
-        logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+        logits = memory.copy(out.logits, torch.promote_types(out.logits.dtype, torch.float32))
         with torch.inference_mode():
             probs = laws(logits, batch.rows, draft.tokens, parents=draft.parents)
             columns = torch.arange(tokens.shape[1], device=self.device)
             padding = columns > draft.sizes.unsqueeze(1)
-            # One NaN among a row's probabilities makes its largest one NaN.
-            finite = (torch.isfinite(probs.amax(-1)) | padding).all(-1)
+            finite = (torch.isfinite(probs[..., 0]) | padding).all(-1)  # NaN where there is no law
         return Scores(tokens, logits, probs, out.hidden, finite)
 
     def subset(self, layers: Iterable[int]) -> Target:

@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from specdec.law import Law, PointMass
+from specdec.law import Law, PointMass, pick
 from specdec.noise import Noise
 from specdec.probability import at as gather
 from specdec.probability import normalise
@@ -176,18 +176,17 @@ class PointwiseVerifier(Verifier):
         accepted = (uniform < self._at_token(chain)) & (columns < draft.sizes.unsqueeze(1))
         lengths = accepted.long().cumprod(1).sum(1)
         rejected = lengths < draft.sizes
-        row = torch.arange(rows, device=lengths.device)
         node = lengths.clamp(max=max(nodes - 1, 0))
-        token = draft.tokens[row, node] if nodes else torch.zeros_like(lengths)
+        token = pick(draft.tokens, node) if nodes else torch.zeros_like(lengths)
         end = Place(
-            p=scores.probs[row, lengths],
+            p=pick(scores.probs, lengths),
             q=law.row(node, rejected)
             if nodes
             else PointMass(lengths * 0 - 1, scores.probs.shape[-1], scores.probs.dtype),
             token=torch.where(rejected, token, -1),
             depth=lengths,
-            logits=scores.logits[row, lengths],
-            hidden={tap: features[row, lengths + rejected] for tap, features in scores.hidden.items()},
+            logits=pick(scores.logits, lengths),
+            hidden={tap: pick(features, lengths + rejected) for tap, features in scores.hidden.items()},
         )
         next_probs, lost = normalise(self.correct(end), end.p)
         return Verdict(columns.expand(rows, nodes), lengths, next_probs, self._source(rejected, lost))
@@ -224,7 +223,9 @@ class PointwiseVerifier(Verifier):
             rest = at.q.dense()
             chance = self._at_token(at)
             if not self.own_siblings:
-                chance = torch.where(tried, gather(standard_acceptance(left, rest), at.token), chance.to(left.dtype))
+                chance = torch.where(
+                    tried, standard_acceptance(gather(left, at.token), at.q.at(at.token)), chance.to(left.dtype)
+                )
             keep = active & (uniform[:, node] < chance)
             miss = active & ~keep
             residual = self.correct(at)
@@ -260,14 +261,13 @@ class PointwiseVerifier(Verifier):
         depth: Tensor,
         memory: Tensor | None,
     ) -> Place:
-        row = torch.arange(token.shape[0], device=token.device)
         column = current + 1 if node is None else torch.full_like(current, node + 1)
         return Place(
             p=p,
             q=law,
             token=token,
             depth=depth,
-            logits=scores.logits[row, current + 1],
-            hidden={tap: features[row, column] for tap, features in scores.hidden.items()},
+            logits=pick(scores.logits, current + 1),
+            hidden={tap: pick(features, column) for tap, features in scores.hidden.items()},
             memory=memory,
         )

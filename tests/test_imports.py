@@ -12,6 +12,7 @@ LAYERS = (
     (
         "errors",
         "law",
+        "memory",
         "hub",
         "code_blocks",
         "sandbox_launcher",

@@ -7,6 +7,7 @@ from torch import Tensor
 from specdec.noise import Noise
 from specdec.probability import (
     FALLBACK_MASS,
+    argmax,
     at,
     entropy,
     mass_above,
@@ -217,3 +218,19 @@ def test_the_frequencies_of_sample_follow_the_law():
     counts = torch.bincount(sample(probs.expand(20_000, -1), uniform), minlength=4)
     assert counts[1] == 0
     assert (counts / 20_000).tolist() == pytest.approx(probs.tolist(), abs=0.02)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 1151, 1300, 50_257])
+def test_argmax_is_the_first_of_the_largest(size):
+    # Ties within a block, across blocks and in the last, shorter one; catches a window that is off, a later tie, NaN.
+    generator = torch.Generator().manual_seed(size)
+    for spread in (1, 30):
+        values = (spread * torch.randn((3, 4, size), generator=generator)).round()
+        assert torch.equal(argmax(values), values.argmax(-1))
+        assert torch.equal(argmax(values[:, 1:3]), values[:, 1:3].argmax(-1))
+        values[0, 0, size // 2 :] = values.amax() + 1
+        values[1, 1, -1] = values.amax() + 1
+        values[2, 2] = -torch.inf
+        assert torch.equal(argmax(values), values.argmax(-1))
+        values[1, 3, size - 1 - size // 3] = torch.nan
+        assert torch.equal(argmax(values), values.argmax(-1))
