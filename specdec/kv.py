@@ -141,8 +141,18 @@ class KVCacheManager(ABC):
             )
         return starts, highest
 
-    def stage(self, slots: Sequence[int], sizes: Sequence[int], width: int, offset: int = 0) -> StagedCache:
+    def stage(
+        self,
+        slots: Sequence[int],
+        sizes: Sequence[int],
+        width: int,
+        offset: int = 0,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> StagedCache:
         """Prepare one forward that writes `sizes[b]` of `width` columns of row b at its length + offset.
+
+        With the `device` of the keys, numbers go there once and not in every layer.
 
         Raises:
             RequestError: a row does not have that many cells.
@@ -153,8 +163,8 @@ class KVCacheManager(ABC):
             starts=starts,
             width=width,
             end=highest,
-            cells=self._cells(torch.tensor(starts), torch.tensor(sizes), width),
-            rows=torch.tensor(slots).unsqueeze(1),
+            cells=self._cells(torch.tensor(starts), torch.tensor(sizes), width).to(device, non_blocking=True),
+            rows=torch.tensor(slots).unsqueeze(1).to(device, non_blocking=True),
             contiguous=list(slots) == list(range(slots[0], slots[0] + len(slots))),
             level=len(set(starts)) == 1 and starts[0] + width <= self.tokens,
         )

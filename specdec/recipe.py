@@ -26,7 +26,7 @@ _REQUIRED = ("target", "drafters", "verifiers", "data")
 @final
 @frozen(kw_only=True)
 class TargetSection:
-    """The model whose law is wanted; the options of `specdec.loading.load`.
+    """The model whose law is wanted; the options of `specdec.loading.load`, and of `Target`.
 
     Attributes:
         model: a hub id, a folder, a GGUF file, `random:FAMILY` for a tiny one made on the spot.
@@ -37,6 +37,8 @@ class TargetSection:
         attn_implementation: sdpa or eager; null is transformers' choice.
         quantization_config: passed to transformers.
         trust_remote_code: runs code from the checkpoint.
+        graphs: run forwards over few tokens, those of a draft model too, in few fixed shapes: `compile` by
+            torch.compile, `cuda` as CUDA graphs.
     """
 
     model: str
@@ -47,6 +49,7 @@ class TargetSection:
     attn_implementation: Literal["sdpa", "eager"] | None = None
     quantization_config: Any = None
     trust_remote_code: bool = False
+    graphs: Literal["off", "compile", "cuda"] = "off"
 
 
 @final

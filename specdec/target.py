@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from specdec import tree
 from specdec.attention import without_copies
 from specdec.errors import ModelError
-from specdec.graphs import WIDEST, Graphs, Kind
+from specdec.graphs import WIDEST, Graphs, Kind, refusals
 from specdec.kv import KVCacheManager, StagedCache
 from specdec.loading import load
 from specdec.processing import laws
@@ -75,7 +75,7 @@ class Target:
         self.config = model.config.get_text_config(decoder=True)
         problems = _unsupported(model, self.config, kv)
         if graphs != "off":
-            problems += _uncaptured(model, self.config, kv, graphs)
+            problems += refusals(graphs, model, {str(rope.get("rope_type")) for rope in _ropes(self.config)}, kv)
         if problems:
             raise ModelError("; ".join(problems))
         self.vocabulary = int(self.config.vocab_size)
@@ -87,7 +87,7 @@ class Target:
         self._layer_types = _layer_types(self.config)
         self._cache_name = "cache" if "cache" in _parameters(model) else "past_key_values"
         self.graphs: Kind = graphs
-        self.shapes = None if graphs == "off" else Graphs(graphs, self._step, kv.rows, kv.tokens)
+        self.shapes = None if graphs == "off" else Graphs(graphs, kv.rows, kv.tokens)
         self.preflighted = False
 
     @classmethod
@@ -140,10 +140,10 @@ class Target:
         if self.shapes is not None and logits and not taps and span.parents is None and width <= WIDEST:
             begins, end = self.kv.reach(slots, span.sizes, offset)
             with torch.inference_mode(), without_copies(self.config):
-                return Forward(self.shapes.run(slots, span.tokens, begins, span.sizes, end), {})
-        staged = self.kv.stage(slots, span.sizes, width, offset)
-        starts = torch.tensor(staged.where.starts, device=self.device)
-        sizes = torch.tensor(span.sizes, device=self.device)
+                return Forward(self.shapes.run(self._step, slots, span.tokens, begins, span.sizes, end), {})
+        staged = self.kv.stage(slots, span.sizes, width, offset, device=self.device)
+        # A copy that blocks would wait for everything the device has yet to do.
+        starts, sizes = torch.tensor((staged.where.starts, span.sizes)).to(self.device, non_blocking=True)
         seen = None if span.parents is None else tree.ancestors(span.parents)
         arguments = self._arguments(span.tokens, starts, sizes, staged, seen)
         with torch.inference_mode(), without_copies(self.config), self._tapped(taps) as hidden:
@@ -184,7 +184,7 @@ class Target:
         return Target(shell(self.model, tuple(layers)), self.tokenizer, kv=self.kv, graphs=self.graphs)
 
     def _step(self, tokens: Tensor, numbers: Tensor, end: int) -> Tensor:
-        """A forward over the first rows of the cache that looks at no number on the host: see `Graphs`."""
+        """A forward over the first rows of the cache that looks at no number on the host: a `specdec.graphs.Step`."""
         starts, sizes = numbers[0], numbers[1]
         staged = self.kv.stage_fixed(starts, sizes, tokens.shape[1], end)
         return self.model(**self._arguments(tokens, starts, sizes, staged, None)).logits  # type: ignore[no-any-return]
@@ -303,26 +303,6 @@ def _unsupported(model: Any, config: Any, kv: KVCacheManager) -> list[str]:
                 f"{kind}: rope scaling 'longrope' turns keys by another factor once a text is longer than {short}, "
                 f"cached ones included; try kv.tokens {short}"
             )
-    return problems
-
-
-def _uncaptured(model: Any, config: Any, kv: KVCacheManager, graphs: Kind) -> list[str]:
-    """Every reason, by name, why forwards of a model cannot run in fixed shapes."""
-    kind, off = f"target.graphs: {graphs!r}", "try 'off'"
-    device = model.get_input_embeddings().weight.device
-    problems = []
-    if graphs not in ("compile", "cuda"):
-        return [f"{kind} is no way to run a model; wanted off, compile or cuda"]
-    if graphs == "cuda" and device.type != "cuda":
-        problems.append(f"{kind} needs a CUDA device and the model is on {device}; try 'compile' or 'off'")
-    if not kv.fixed:
-        problems.append(f"{kind} needs a cache whose storage stays where it is, {type(kv).__name__} is none; {off}")
-    if getattr(model, "hf_quantizer", None) is not None:
-        problems.append(f"{kind} takes no quantized weights; {off}")
-    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
-        problems.append(f"{kind} takes no model on several devices; {off}, or a device in place of the device map")
-    if scaled := sorted({str(rope.get("rope_type")) for rope in _ropes(config)} & {"dynamic", "longrope"}):
-        problems.append(f"{kind}: rope scaling {scaled[0]!r} looks at positions on the host; {off}")
     return problems
 
 

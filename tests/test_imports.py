@@ -25,7 +25,7 @@ LAYERS = (
     ),
     ("sequence", "task", "gguf_file", "checkpoint"),
     ("wheel_model", "benchmark"),
-    ("kv", "loading", "processing", "subset", "code_benchmark"),
+    ("kv", "loading", "processing", "subset", "code_benchmark", "graphs"),
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
     ("compat", "metrics", "diagnostics", "trace", "settle", "progress", "costs"),
