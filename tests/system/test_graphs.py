@@ -3,8 +3,10 @@
 import pytest
 import torch
 from attrs import define
+from click.testing import CliRunner
 
 from specdec import Engine, Request, Sampling, Target, graphs
+from specdec.cli import main
 from specdec.errors import CompatibilityError, ModelError, RequestError
 from specdec.kv import KVCacheManager
 from specdec.types import Span
@@ -257,3 +259,20 @@ def test_draft_models_and_subsets_follow_the_target(captures):
     drafter.bind(target)
     assert drafter._draft.graphs == "cuda"
     assert drafter._draft.shapes is not target.shapes
+
+
+# Catches: an option that is accepted and never reaches the target, or the loader that does not know it.
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("run smoke --set target.graphs=cuda --output-dir OUT --quiet", 4, "'cuda' needs a CUDA device"),
+        ("generate random:llama hello --set target.graphs=cuda", 4, "'cuda' needs a CUDA device"),
+        ("validate smoke --set target.graphs=fast", 2, "target.graphs: got 'fast'"),
+        ("doctor random:llama --set target.graphs=compile", 2, "the doctor looks at a model as it is; leave it out"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_recipe_s_option_reaches_the_target(command, code, said, tmp_path):
+    done = CliRunner().invoke(main, command.replace("OUT", str(tmp_path / "out")).split())
+    assert done.exit_code == code, done.output
+    assert said in " ".join(done.output.split())
