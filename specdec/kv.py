@@ -76,9 +76,10 @@ class KVCacheManager(ABC):
     Attributes:
         rows: how many sequences fit at once (`R`).
         tokens: how many cells each has.
+        fixed: storage stays where it is, and `_write` and `_read` of neighbouring rows look at no number on the host.
     """
 
-    fixed: ClassVar[bool] = False  # storage stays where it is, and `_write` and `_read` look at no number on the host
+    fixed: ClassVar[bool] = False
 
     rows: int = field(default=8, validator=[instance_of(int), ge(1), le(_MOST_ROWS)])
     tokens: int = field(default=2048, validator=[instance_of(int), ge(2), le(_MOST_TOKENS)])

@@ -164,7 +164,7 @@ class Check:
         return None
 
 
-def main(arguments: list[str] | None = None) -> int:
+def options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", default="random:llama", help="a hub id, a folder or random:FAMILY")
     parser.add_argument("--draft", default="random:llama:1")
@@ -175,7 +175,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--new", type=int, default=64, help="tokens of an output")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--backend", default=graphs.BACKEND, help="of torch.compile; eager looks at this file only")
-    asked = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    asked = options(arguments)
     if asked.device != "cpu" and not torch.cuda.is_available():
         print("this check needs a CUDA GPU and there is none; try --device cpu for the part that needs none")
         return 0

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specdec import graphs
-from tests.gpu.check import Check, main
+from tests.captures import without_cuda
+from tests.gpu.check import Check, main, options
 
 CPU = ["--device", "cpu", "--backend", "eager", "--new", "8", "--k", "1", "--rows", "1", "--repeats", "1"]
 
@@ -52,3 +53,16 @@ def test_it_finds_what_is_wrong_and_nothing_else(wrong, capsys, monkeypatch):
     assert told["failed"] == (["equality graphs=compile k=0", "equality graphs=compile k=1"] if wrong else [])
     assert set(told["found"]) == {line[7:].partition(":")[0] for line in lines}
     assert told["found"]["replay k=1"]["runs"] > told["found"]["replay k=1"]["made"]
+
+
+# Catches: lines that only a GPU reaches and that were never run; copies that are taken for right when none was counted.
+def test_what_a_gpu_runs_runs_with_captures_that_are_recorded(capsys, monkeypatch):
+    without_cuda(monkeypatch)
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "memory_reserved", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    check = Check(options([*CPU, "--new", "40", "--rows", "2"]))
+    check.kind = "cuda"
+    for look in (check.equality, check.copies, check.speed, check.memory):
+        look()
+    assert check.failed == ["copies graphs=off", "copies graphs=cuda"]
+    assert "copies graphs=cuda: a step has 0 Memcpy DtoH" in capsys.readouterr().out

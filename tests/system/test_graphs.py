@@ -82,6 +82,13 @@ def test_captured_forwards_equal_generate(family, drafter, k, rows, captures):
     assert sum(graph.replays for graph in captures) >= target.shapes.runs > target.shapes.made > 2
 
 
+# Catches: a bool mask for eager attention, which would add it.
+def test_captured_forwards_with_eager_attention_equal_generate(captures):
+    target = make("gemma3", attention="eager")
+    wanted = [tokens[: NEW - 3 * i] for i, tokens in enumerate(greedy("gemma3", NEW, attention="eager"))]
+    assert decode(target, PromptLookup(num_speculative_tokens=3)) == wanted
+
+
 # Catches: guards on what changes from step to step (lengths of the cache, rows, a Python number), more shapes than
 # there are buckets, a compiler's limit of shapes after which it quietly compiles no more.
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
@@ -266,7 +273,7 @@ def test_draft_models_and_subsets_follow_the_target(captures):
     ("command", "code", "said"),
     [
         ("run smoke --set target.graphs=cuda --output-dir OUT --quiet", 4, "'cuda' needs a CUDA device"),
-        ("generate random:llama hello --set target.graphs=cuda", 4, "'cuda' needs a CUDA device"),
+        ("generate --model random:llama hello --set target.graphs=cuda", 4, "'cuda' needs a CUDA device"),
         ("validate smoke --set target.graphs=fast", 2, "target.graphs: got 'fast'"),
         ("doctor random:llama --set target.graphs=compile", 2, "the doctor looks at a model as it is; leave it out"),
     ],
