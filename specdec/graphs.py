@@ -103,10 +103,9 @@ class Graphs:
             # What a graph leaves behind is read before another one runs, so all of them may share their memory.
             return captured(step, tokens, numbers, cells, self._pool)
         except Exception as error:  # whatever a compiler or a driver raises about a model
-            first = next((line for line in str(error).splitlines() if line.strip()), "")
+            said = " ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])
             raise ModelError(
-                f"target.graphs: {self.kind!r} cannot be had of this model: {type(error).__name__}: {first.strip()}; "
-                "try 'off'"
+                f"target.graphs: {self.kind!r} cannot be had of this model: {type(error).__name__}: {said}; try 'off'"
             ) from error
 
 
