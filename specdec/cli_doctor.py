@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specdec.cli_generate import file_prompts, load_options
+from specdec.errors import RecipeError
 
 if TYPE_CHECKING:
     from specdec.findings import Finding
@@ -80,6 +81,10 @@ def doctor(
         "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens},
     }
     options = load_options(content, overrides)
+    if (graphs := options.pop("graphs")) != "off":
+        raise RecipeError(
+            f"--set target.graphs: got {graphs!r}, and the doctor looks at a model as it is; leave it out"
+        )
     chosen = content["drafter"]
     if chosen and "use" not in chosen:
         chosen["use"] = "layer_skip" if layer_skip else "model" if "model" in chosen else "prompt_lookup"

@@ -24,6 +24,13 @@ def check(target: Target, drafter: Drafter, verifier: Verifier) -> None:
     for name, taps in ((f"drafter {source}", drafter.taps), (f"verifier {rule}", verifier.taps)):
         if wrong := [tap for tap in taps if not -1 <= tap < layers]:
             problems.append(f"{name} taps layers {wrong} and the target has 0 to {layers - 1} (-1 is the final norm)")
+    if target.graphs != "off":
+        kind = f"target.graphs: {target.graphs!r}"
+        if drafter.trees:
+            problems.append(f"{kind} runs chains only and drafter {source} proposes trees; try 'off'")
+        for name, taps in ((f"drafter {source}", drafter.taps), (f"verifier {rule}", verifier.taps)):
+            if taps:
+                problems.append(f"{kind} keeps no features and {name} taps layers; try 'off'")
     if problems:
         raise CompatibilityError(problems)
 

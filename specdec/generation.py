@@ -192,13 +192,14 @@ class Generator:
         """
         Args:
             model: as for `generate`, like all that is not said here.
-            load_options: of `specdec.loading.load`, for a model that is named.
+            load_options: of `Target.load`, for a model that is named.
 
         Raises:
             RecipeError: strategies or their options are not what was wanted; found before the model is loaded.
             ModelError: the model cannot be loaded.
         """
-        load_options = load_options or {}
+        load_options = dict(load_options or {})
+        self._graphs = load_options.pop("graphs", "off")
         extra: dict[str, Any] = {"model": draft_model, "num_speculative_tokens": num_speculative_tokens}
         extra = {name: value for name, value in extra.items() if value is not None}
         if drafter is None:
@@ -254,7 +255,7 @@ class Generator:
             kv = self._engine = None  # its memory goes first
             drafter = self._drafter.make()
             cache = load("kv", "slab")(rows=rows, tokens=max(tokens, drafter.num_speculative_tokens + 2))
-            target = Target(self.model, self.tokenizer, kv=cache)
+            target = Target(self.model, self.tokenizer, kv=cache, graphs=self._graphs)
             scheduler = load("schedulers", "continuous")()
             self._engine = Engine(target, drafter, self._verifier.make(), scheduler, logprobs=self._logprobs)
         refuse(self._engine, requests)

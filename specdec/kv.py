@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self, final
+from typing import Any, ClassVar, Self, final
 
 import attrs
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from attrs.validators import ge, instance_of, le
 from torch import Tensor
 
 from specdec.errors import RequestError
 
 
+# torch.compile cannot follow how frozen attrs classes are made, so these two are not.
 @final
-@frozen(eq=False)
+@define(eq=False)
 class Cells:
     """Where the columns of one forward live.
 
@@ -29,6 +30,7 @@ class Cells:
         width: columns per row, padding included (`T`).
         end: one past the highest cell any row may see (`S`).
         cells: int64 [B, T], the cell of each column; padding columns have the scratch cell.
+        rows: int64 [B, 1], `slots` as a tensor beside `cells`.
         contiguous: slots are neighbours in ascending order, so rows can be a view.
         level: every row starts at the same cell and all columns fit, so columns can be a slice.
     """
@@ -38,12 +40,13 @@ class Cells:
     width: int
     end: int
     cells: Tensor
+    rows: Tensor
     contiguous: bool
     level: bool
 
 
 @final
-@frozen(eq=False)
+@define(eq=False)
 class StagedCache:
     """What a transformers model sees as its cache during one forward."""
 
@@ -73,7 +76,10 @@ class KVCacheManager(ABC):
     Attributes:
         rows: how many sequences fit at once (`R`).
         tokens: how many cells each has.
+        fixed: storage stays where it is, and `_write` and `_read` of neighbouring rows look at no number on the host.
     """
+
+    fixed: ClassVar[bool] = False
 
     rows: int = field(default=8, validator=[instance_of(int), ge(1), le(_MOST_ROWS)])
     tokens: int = field(default=2048, validator=[instance_of(int), ge(2), le(_MOST_TOKENS)])
@@ -121,8 +127,8 @@ class KVCacheManager(ABC):
         if clear and slots:
             self._clear(tuple(slots))
 
-    def stage(self, slots: Sequence[int], sizes: Sequence[int], width: int, offset: int = 0) -> StagedCache:
-        """Prepare one forward that writes `sizes[b]` of `width` columns of row b at its length + offset.
+    def reach(self, slots: Sequence[int], sizes: Sequence[int], offset: int = 0) -> tuple[tuple[int, ...], int]:
+        """Where a forward of these columns begins in each row, and one past the highest cell it needs.
 
         Raises:
             RequestError: a row does not have that many cells.
@@ -134,19 +140,63 @@ class KVCacheManager(ABC):
                 f"kv.tokens: {highest} cells are needed and a row has {self.tokens}; "
                 f"give the cache more tokens or the request fewer"
             )
-        columns = torch.arange(width)
-        cells = torch.tensor(starts).unsqueeze(1) + columns
-        cells = torch.where(columns < torch.tensor(sizes).unsqueeze(1), cells, self.tokens)
+        return starts, highest
+
+    def stage(
+        self,
+        slots: Sequence[int],
+        sizes: Sequence[int],
+        width: int,
+        offset: int = 0,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> StagedCache:
+        """Prepare one forward that writes `sizes[b]` of `width` columns of row b at its length + offset.
+
+        With the `device` of the keys, numbers go there once and not in every layer.
+
+        Raises:
+            RequestError: a row does not have that many cells.
+        """
+        starts, highest = self.reach(slots, sizes, offset)
         where = Cells(
             slots=tuple(slots),
             starts=starts,
             width=width,
             end=highest,
-            cells=cells,
+            cells=self._cells(torch.tensor(starts), torch.tensor(sizes), width).to(device, non_blocking=True),
+            rows=torch.tensor(slots).unsqueeze(1).to(device, non_blocking=True),
             contiguous=list(slots) == list(range(slots[0], slots[0] + len(slots))),
             level=len(set(starts)) == 1 and starts[0] + width <= self.tokens,
         )
         return StagedCache(self, where)
+
+    def stage_fixed(self, starts: Tensor, sizes: Tensor, width: int, end: int) -> StagedCache:
+        """The same for the first rows of the cache, from numbers that stay on the device.
+
+        Args:
+            starts: int64 [B], first staged cell of row b.
+            sizes: int64 [B], columns that count; a row of none takes no part.
+            width: T.
+            end: one past the highest cell any row may see.
+        """
+        rows = torch.arange(starts.shape[0], device=starts.device).unsqueeze(1)
+        where = Cells(
+            slots=tuple(range(starts.shape[0])),
+            starts=(),
+            width=width,
+            end=end,
+            cells=self._cells(starts, sizes, width),
+            rows=rows,
+            contiguous=True,
+            level=False,
+        )
+        return StagedCache(self, where)
+
+    def _cells(self, starts: Tensor, sizes: Tensor, width: int) -> Tensor:
+        columns = torch.arange(width, device=starts.device)
+        cells = starts.unsqueeze(1) + columns
+        return torch.where(columns < sizes.unsqueeze(1), cells, self.tokens)
 
     def commit(self, slots: Sequence[int], offsets: Tensor, counts: Sequence[int], *, chain: bool) -> None:
         """Keep staged cells: make them contiguous and advance the lengths.

@@ -26,7 +26,7 @@ _REQUIRED = ("target", "drafters", "verifiers", "data")
 @final
 @frozen(kw_only=True)
 class TargetSection:
-    """The model whose law is wanted; the options of `specdec.loading.load`.
+    """The model whose law is wanted; the options of `specdec.loading.load`, and of `Target`.
 
     Attributes:
         model: a hub id, a folder, a GGUF file, `random:FAMILY` for a tiny one made on the spot.
@@ -38,6 +38,8 @@ class TargetSection:
         quantization_config: passed to transformers.
         trust_remote_code: runs code from the checkpoint.
         packed: on a CPU, keep linear layers in the layout that it multiplies fastest.
+        graphs: run forwards over few tokens, those of a draft model too, in few fixed shapes: `compile` by
+            torch.compile, `cuda` as CUDA graphs.
     """
 
     model: str
@@ -49,6 +51,7 @@ class TargetSection:
     quantization_config: Any = None
     trust_remote_code: bool = False
     packed: bool = True
+    graphs: Literal["off", "compile", "cuda"] = "off"
 
 
 @final

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from specdec import memory, tree
 from specdec.attention import without_copies
 from specdec.errors import ModelError
-from specdec.kv import KVCacheManager
+from specdec.graphs import WIDEST, Graphs, Kind, refusals
+from specdec.kv import KVCacheManager, StagedCache
 from specdec.loading import load
 from specdec.processing import laws
 from specdec.sequence import Batch
@@ -52,14 +53,18 @@ class Target:
         context: most positions the model has.
         eos_ids: union of the generation config's, the config's and the tokenizer's end-of-sequence ids.
         device: where token ids go in and logits come out.
+        graphs: `compile` or `cuda` where forwards over few tokens run in fixed shapes, `off` otherwise.
+        shapes: those shapes, or None.
     """
 
-    def __init__(self, model: Any, tokenizer: Any = None, *, kv: KVCacheManager) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, *, kv: KVCacheManager, graphs: Kind = "off") -> None:
         """
         Args:
             model: a loaded decoder-only transformers model.
             tokenizer: needed for texts and stop strings only.
             kv: an empty cache manager, such as `Slab(rows=8, tokens=4096)`.
+            graphs: run forwards over few tokens in few fixed shapes, each made when it is first met: `compile` by
+                torch.compile, `cuda` as CUDA graphs. Chains without taps only; everything else runs as with `off`.
 
         Raises:
             ModelError: the model cannot be decoded exactly; names every reason.
@@ -68,7 +73,10 @@ class Target:
         self.tokenizer = tokenizer
         self.kv = kv
         self.config = model.config.get_text_config(decoder=True)
-        if problems := _unsupported(model, self.config, kv):
+        problems = _unsupported(model, self.config, kv)
+        if graphs != "off":
+            problems += refusals(graphs, model, {str(rope.get("rope_type")) for rope in _ropes(self.config)}, kv)
+        if problems:
             raise ModelError("; ".join(problems))
         self.vocabulary = int(self.config.vocab_size)
         self.context = int(getattr(self.config, "max_position_embeddings", None) or kv.tokens)
@@ -78,13 +86,15 @@ class Target:
         self._window = getattr(self.config, "sliding_window", None)
         self._layer_types = _layer_types(self.config)
         self._cache_name = "cache" if "cache" in _parameters(model) else "past_key_values"
+        self.graphs: Kind = graphs
+        self.shapes = None if graphs == "off" else Graphs(graphs, kv.rows, kv.tokens)
         self.preflighted = False
 
     @classmethod
-    def load(cls, name: str, *, kv: KVCacheManager, **options: Any) -> Self:
+    def load(cls, name: str, *, kv: KVCacheManager, graphs: Kind = "off", **options: Any) -> Self:
         """Load by hub id, folder or `random:FAMILY`; the options are those of `specdec.loading.load`."""
         model, tokenizer = load(name, **options)
-        return cls(model, tokenizer, kv=kv)
+        return cls(model, tokenizer, kv=kv, graphs=graphs)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,18 +137,15 @@ class Target:
             RequestError: the cache row is too short.
         """
         width = span.tokens.shape[1]
-        staged = self.kv.stage(slots, span.sizes, width, offset)
-        where = staged.where
-        starts = torch.tensor(where.starts, device=self.device)
-        sizes = torch.tensor(span.sizes, device=self.device)
+        if self.shapes is not None and logits and not taps and span.parents is None and width <= WIDEST:
+            begins, end = self.kv.reach(slots, span.sizes, offset)
+            with torch.inference_mode(), without_copies(self.config):
+                return Forward(self.shapes.run(self._step, slots, span.tokens, begins, span.sizes, end), {})
+        staged = self.kv.stage(slots, span.sizes, width, offset, device=self.device)
+        # A copy that blocks would wait for everything the device has yet to do.
+        starts, sizes = torch.tensor((staged.where.starts, span.sizes)).to(self.device, non_blocking=True)
         seen = None if span.parents is None else tree.ancestors(span.parents)
-        arguments: dict[str, Any] = {
-            "input_ids": span.tokens,
-            "position_ids": tree.positions(starts, sizes, width, seen),
-            "attention_mask": self._mask(starts, width, where.end, seen),
-            self._cache_name: staged,
-            "use_cache": True,
-        }
+        arguments = self._arguments(span.tokens, starts, sizes, staged, seen)
         with torch.inference_mode(), without_copies(self.config), self._tapped(taps) as hidden:
             if logits:
                 out = self.model(**arguments).logits.to(self.device)
@@ -173,7 +180,25 @@ class Target:
         Raises:
             ModelError: the layers cannot be had; names every reason.
         """
-        return Target(shell(self.model, tuple(layers)), self.tokenizer, kv=self.kv)
+        return Target(shell(self.model, tuple(layers)), self.tokenizer, kv=self.kv, graphs=self.graphs)
+
+    def _step(self, tokens: Tensor, numbers: Tensor, end: int) -> Tensor:
+        """A forward over the first rows of the cache that looks at no number on the host: a `specdec.graphs.Step`."""
+        starts, sizes = numbers[0], numbers[1]
+        staged = self.kv.stage_fixed(starts, sizes, tokens.shape[1], end)
+        return self.model(**self._arguments(tokens, starts, sizes, staged, None)).logits  # type: ignore[no-any-return]
+
+    def _arguments(
+        self, tokens: Tensor, starts: Tensor, sizes: Tensor, staged: StagedCache, seen: Tensor | None
+    ) -> dict[str, Any]:
+        width = tokens.shape[1]
+        return {
+            "input_ids": tokens,
+            "position_ids": tree.positions(starts, sizes, width, seen),
+            "attention_mask": self._mask(starts, width, staged.where.end, seen),
+            self._cache_name: staged,
+            "use_cache": True,
+        }
 
     def _mask(self, starts: Tensor, width: int, end: int, seen: Tensor | None) -> Any:
         def one(window: int | None) -> Tensor:

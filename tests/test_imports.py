@@ -36,7 +36,7 @@ LAYERS = (
     ),
     ("sequence", "task", "gguf_file", "checkpoint", "attention"),
     ("wheel_model", "benchmark"),
-    ("kv", "loading", "processing", "subset", "code_benchmark"),
+    ("kv", "loading", "processing", "subset", "code_benchmark", "graphs"),
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
     ("compat", "metrics", "diagnostics", "trace", "settle", "progress", "costs"),

@@ -121,7 +121,7 @@ class DraftModel(Drafter):
             problems, self.notes = tokenizer_problems(target.tokenizer, tokenizer)
             if problems:
                 raise CompatibilityError(problems)
-        draft = Target(model, tokenizer, kv=target.kv.fork())
+        draft = Target(model, tokenizer, kv=target.kv.fork(), graphs=target.graphs)
         preflight(draft)
         self._target, self._draft = target, draft
         self._staged, self._doubtful = {}, set()

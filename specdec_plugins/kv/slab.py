@@ -22,6 +22,8 @@ class Slab(KVCacheManager):
     with a hole between them are gathered, and `gathers` counts that.
     """
 
+    fixed = True
+
     gathers: int = field(init=False, default=0)
     _keys: dict[int, Tensor] = field(init=False, factory=dict)
     _values: dict[int, Tensor] = field(init=False, factory=dict)
@@ -47,8 +49,7 @@ class Slab(KVCacheManager):
                 start = where.starts[0]
                 store[first : first + len(where.slots), :, start : start + where.width] = new
             else:
-                rows = torch.tensor(where.slots, device=store.device).unsqueeze(1)
-                store[rows, :, where.cells.to(store.device)] = new.transpose(1, 2)
+                store[where.rows.to(store.device), :, where.cells.to(store.device)] = new.transpose(1, 2)
 
     def _read(self, layer: int, where: Cells) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[layer], self._values[layer]
@@ -56,7 +57,7 @@ class Slab(KVCacheManager):
             first, last = where.slots[0], where.slots[0] + len(where.slots)
             return keys[first:last, :, : where.end], values[first:last, :, : where.end]
         self.gathers += 1
-        rows = torch.tensor(where.slots, device=keys.device)
+        rows = where.rows.to(keys.device).squeeze(1)
         return keys[:, :, : where.end].index_select(0, rows), values[:, :, : where.end].index_select(0, rows)
 
     def _move(self, slot: int, source: Tensor, goal: Tensor) -> None:
