@@ -16,6 +16,7 @@ from attrs import define, field
 from torch import Tensor
 
 from specdec.errors import ModelError
+from specdec.packing import PackedLinear
 
 Kind = Literal["off", "compile", "cuda"]
 # From tokens int64 [R, T], numbers int64 [2, R] (first staged cell, and columns that count, of each row) and how many
@@ -125,6 +126,8 @@ def refusals(kind: Kind, model: Any, ropes: AbstractSet[str], kv: Any) -> list[s
     device = model.get_input_embeddings().weight.device
     if kind == "cuda" and device.type != "cuda":
         problems.append(f"{where} needs a CUDA device and the model is on {device}; try 'compile' or 'off'")
+    if kind == "compile" and any(isinstance(module, PackedLinear) for module in model.modules()):
+        problems.append(f"{where} takes no prepared linear layers; load the model with packed: false, or try 'off'")
     if not kv.fixed:
         problems.append(
             f"{where} needs a cache of fixed cells and {type(kv).__name__} has none; try kv 'slab' or 'off'"

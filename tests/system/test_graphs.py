@@ -233,6 +233,14 @@ def test_what_cannot_run_in_fixed_shapes_is_one_sentence(model, kind, kv, said):
     assert "\n" not in str(caught.value)
 
 
+# Catches: prepared layers that reach a compiler which has no idea of them.
+def test_prepared_layers_are_not_compiled():
+    model = tiny("llama")
+    model.lm_head = PackedLinear(model.lm_head)
+    with pytest.raises(ModelError, match=r"'compile' takes no prepared linear layers.*packed: false"):
+        Target(model, kv=Slab(rows=1, tokens=64), graphs="compile")
+
+
 # Catches: a tree whose siblings see each other, features that nobody kept.
 @pytest.mark.parametrize(
     ("drafter", "rule", "said"),
