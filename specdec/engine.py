@@ -225,7 +225,8 @@ class Engine:
             law=None if draft.law is None else draft.law.narrow(width),
             confidence=None if draft.confidence is None else draft.confidence[:, :width],
         )
-        return evolve(clean, sizes=torch.minimum(sizes, self.scheduler.trim(clean)).clamp(min=0)), proposed - sizes
+        trimmed = evolve(clean, sizes=torch.minimum(sizes, self.scheduler.trim(clean)).clamp(min=0))
+        return trimmed if clean.confidence is None else _narrow(trimmed), proposed - sizes
 
     def _prefill(self, rows: tuple[tuple[Sequence, int], ...]) -> None:
         """Cache prompt chunks; no logits are made."""
@@ -318,3 +319,15 @@ class Engine:
                 f"{name}: prompt and new tokens need {need} cells and a cache row has {target.kv.tokens}; "
                 f"set kv.tokens to {need} or lower max_new_tokens"
             )
+
+
+def _narrow(draft: Draft) -> Draft:
+    """Without the columns that no row has left: the target would be asked about them, too. Looks at the device."""
+    width = int(draft.sizes.max())
+    return evolve(
+        draft,
+        tokens=draft.tokens[:, :width],
+        parents=None if draft.parents is None else draft.parents[:, :width],
+        law=None if draft.law is None else draft.law.narrow(width),
+        confidence=None if draft.confidence is None else draft.confidence[:, :width],
+    )

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = (
-    ("errors", "law", "hub", "code_blocks", "sandbox_launcher", "sandbox_program", "math_worker", "numerals"),
+    ("errors", "law", "hub", "code_blocks", "sandbox_launcher", "sandbox_program", "math_worker", "numerals", "costs"),
     (
         "types",
         "noise",
@@ -28,7 +28,7 @@ LAYERS = (
     ("kv", "loading", "processing", "subset", "code_benchmark"),
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
-    ("compat", "metrics", "diagnostics", "trace", "settle", "progress", "costs"),
+    ("compat", "metrics", "diagnostics", "trace", "settle", "progress"),
     ("engine", "compact", "places", "results", "environment", "figures", "labels", "style"),
     ("options", "yamlfile", "stopwatch", "report", "drawing", "recorder", "rerun"),
     (
