@@ -260,7 +260,8 @@ class Engine:
             finished=none,
         )
         self._commit(batch, kept)
-        self.drafter.observe(batch, kept)
+        if self.scheduler.reads or not self.drafter.catches_up:
+            self.drafter.observe(batch, kept)
         self.seconds[2] += time.perf_counter() - start
 
     def _commit(self, batch: Batch, kept: Kept) -> None:

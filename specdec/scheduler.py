@@ -60,6 +60,11 @@ class Scheduler(ABC):
     def admit(self, waiting: int, running: int, slots: int) -> int:
         """How many of `waiting` sequences may start now, given `running` rows and `slots` free ones."""
 
+    @property
+    def reads(self) -> bool:
+        """Whether drafters read prompts while these are cached, also those that can do so when they are first asked."""
+        return True
+
     def budget(self, row: Sequence, most: int) -> int:
         """Draft tokens for a row: as many as could all be kept with one token after them."""
         return min(most, row.room)

@@ -88,6 +88,10 @@ class Watched(Drafter):
     def taps(self) -> tuple[int, ...]:
         return self.inner.taps
 
+    @property
+    def catches_up(self) -> bool:
+        return self.inner.catches_up
+
     def bind(self, target: Target) -> None:
         self.inner.bind(target)
 
@@ -204,9 +208,9 @@ def measure(target: Target, drafter: Drafter, verifier: Verifier, requests: Sequ
                 f"costs: texts end before steps of 0 and of {most} draft tokens are timed for {rows} rows; give the "
                 "cache more tokens, or the scheduler its costs"
             )
-    costs = Costs.of(timings)
-    # A drafter that was not asked has as much to do for a token it missed as for one of the prompt.
-    return Costs.read(evolve(costs, catch_up=seen.prefill / max(1, seen.read)).to_dict())
+    # What a drafter was not asked about costs it as much as a prompt.
+    reading = seen.prefill / max(1, seen.read) if drafter.catches_up else 0.0
+    return Costs.read(evolve(Costs.of(timings), catch_up=reading).to_dict())
 
 
 def time_steps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, zip_longest
 from typing import final
 from weakref import WeakKeyDictionary
 
@@ -10,8 +11,9 @@ from attrs import define, field
 from specdec.sequence import Sequence
 
 _FADE = 0.95  # of pooled counts, a step
-_FADE_OF_A_ROW = 0.85
-_DOUBT = 0.5  # how many tokens the belief in what was never seen is worth: that drafts are kept
+_FADE_OF_A_ROW = 0.9
+_HOPE = 0.5  # how many tokens the belief is worth that what was never seen is kept
+_DOUBT = 2.0  # the same of the belief that it is not
 _POOLED = 4.0  # how many of its own tokens a row's share of the pooled rate is worth
 
 
@@ -20,7 +22,7 @@ _POOLED = 4.0  # how many of its own tokens a row's share of the pooled rate is 
 class Acceptance:
     """Rates by place in the draft, pooled over all rows and requests, and one rate of each row's own.
 
-    Where nothing was seen, or all of it has faded, a draft is believed to be kept: only trying shows that it is not.
+    Where nothing was seen, or all of it has faded, `hopes` believe that a draft is kept, and `sure` that it is not.
     """
 
     _asked: list[float] = field(init=False, factory=list)
@@ -29,13 +31,18 @@ class Acceptance:
     _accepted: list[float] = field(init=False, factory=list)
     _rows: WeakKeyDictionary[Sequence, tuple[float, float]] = field(init=False, factory=WeakKeyDictionary)
 
-    def chances(self, most: int) -> list[float]:
+    def hopes(self, most: int) -> list[float]:
         """That the token at each of `most` places is kept if those before it are."""
-        return _rates(self._accepted, self._examined, most)
+        return _hopes(self._accepted, self._examined, most)
+
+    def sure(self, most: int) -> list[float]:
+        """The same, with doubt for hope."""
+        counts = zip_longest(self._accepted[:most], self._examined[:most], range(most), fillvalue=0.0)
+        return [accepted / (examined + _DOUBT) for accepted, examined, _ in counts]
 
     def offers(self, most: int) -> list[float]:
         """That a draft has a token at each of `most` places, where it was asked for."""
-        return _rates(self._offered, self._asked, most)
+        return _hopes(self._offered, self._asked, most)
 
     def of(self, row: Sequence, pooled: list[float]) -> list[float]:
         """The chances of one row: its own rate, and the pooled ones where it has little of its own."""
@@ -64,12 +71,8 @@ class Acceptance:
         self._rows[row] = (before[0] + examined, before[1] + accepted)
 
 
-def _rates(hits: list[float], trials: list[float], most: int) -> list[float]:
-    """By place; a place that was seldom seen is taken for the one before it, the first for certain."""
-    rates, rate = [], 1.0
-    for place in range(most):
-        hit = hits[place] if place < len(hits) else 0.0
-        trial = trials[place] if place < len(trials) else 0.0
-        rate = (hit + _DOUBT * rate) / (trial + _DOUBT)
-        rates.append(rate)
-    return rates
+def _hopes(hits: list[float], trials: list[float], most: int) -> list[float]:
+    """Rates by place; one that was seldom seen is taken for the one before it, and the first for 1."""
+    counts = zip_longest(hits[:most], trials[:most], range(most), fillvalue=0.0)
+    steps = accumulate(counts, lambda rate, of: (of[0] + _HOPE * rate) / (of[1] + _HOPE), initial=1.0)
+    return list(steps)[1:]

@@ -74,9 +74,13 @@ class Adaptive(Scheduler):
     costs: Mapping[str, Any] | None = field(default=None, converter=optional(_plain), validator=if_given(_readable))
     _prices: Prices | None = field(init=False, default=None)
     _seen: Acceptance = field(init=False, factory=Acceptance)
-    _missed: WeakKeyDictionary[Sequence, int] = field(init=False, factory=WeakKeyDictionary)
+    _read: WeakKeyDictionary[Sequence, int] = field(init=False, factory=WeakKeyDictionary)  # tokens, by the drafter
     _purse: float = field(init=False, default=math.nan)  # seconds that drafts may lose now
     _pace: float = field(init=False, default=0.0)  # tokens a second that the step is to bring
+
+    @property
+    def reads(self) -> bool:
+        return False
 
     def admit(self, waiting: int, running: int, slots: int) -> int:
         return min(waiting, slots)
@@ -91,14 +95,19 @@ class Adaptive(Scheduler):
         room = [min(most, row.room) for row in rows]
         if not any(room):
             return room
-        prices, pooled, offers = self._known(), self._seen.chances(most), self._seen.offers(most)
+        prices, seen = self._known(), self._seen
+        hopes, sure, offers = seen.hopes(most), seen.sure(most), seen.offers(most)
+
+        def gains(row: Sequence, pooled: list[float], places: int) -> tuple[float, ...]:
+            return tuple(map(mul, accumulate(seen.of(row, pooled)[:places], mul), offers))
+
+        outlooks = [
+            Outlook(gains(row, hopes, places), gains(row, sure, places), self._behind(row), 1 + row.room)
+            for row, places in zip(rows, room, strict=True)
+        ]
         if math.isnan(self._purse):
-            self._purse = _START * prices.verify(len(rows), 0)
-        outlooks = []
-        for row, places in zip(rows, room, strict=True):
-            kept = accumulate(self._seen.of(row, pooled)[:places], mul)
-            gains = tuple(chance * offer for chance, offer in zip(kept, offers, strict=False))
-            outlooks.append(Outlook(gains, self._missed.get(row, 0)))
+            first = min(self._behind(row) for row in rows)
+            self._purse = _START * prices.verify(len(rows), 0) + prices.catch_up(first)
         lengths, self._pace = choose(prices, outlooks, offers, self._purse)
         return lengths
 
@@ -106,7 +115,7 @@ class Adaptive(Scheduler):
         rows, width = draft.tokens.shape
         if draft.confidence is None or draft.parents is not None or not width:
             return draft.sizes
-        prices, pooled = self._known(), self._seen.chances(width)
+        prices, pooled = self._known(), self._seen.hopes(width)
         bars = []
         for place in range(width):
             # What the places from here on bring a row that comes here, and what they cost, up to each of them.
@@ -125,17 +134,21 @@ class Adaptive(Scheduler):
         for index, (row, asked) in enumerate(zip(batch.rows, batch.budget, strict=True)):
             if asked:
                 self._seen.add(row, asked, kept.drafted[index], kept.examined[index], kept.accepted[index])
-            self._missed[row] = 0 if asked else self._missed.get(row, 0) + len(kept.tokens[index])
+                self._read[row] = kept.starts[index] + kept.counts[index]
 
     def _pay(self, batch: Batch, kept: Kept) -> None:
+        """Into the purse goes a share of the step, and what drafts gained; out of it what they lost."""
         prices, rows = self._known(), len(batch.rows)
         plain, asked = prices.verify(rows, 0), [index for index, budget in enumerate(batch.budget) if budget]
         spent = prices.verify(rows, max(kept.drafted))
         if asked:
-            spent += prices.draft(len(asked), max(batch.budget))
-            spent += prices.catch_up(sum(self._missed.get(batch.rows[index], 0) for index in asked))
+            behind = (kept.starts[index] - self._read.get(batch.rows[index], 0) for index in asked)
+            spent += prices.draft(len(asked), max(batch.budget)) + prices.catch_up(sum(behind))
             self._purse += plain * sum(map(len, kept.tokens)) / rows - spent
         self._purse = min(self._purse + _SHARE * spent, _CAP * plain)
+
+    def _behind(self, row: Sequence) -> int:
+        return row.cached - self._read.get(row, 0)
 
     def _known(self) -> Prices:
         if self._prices is None:
