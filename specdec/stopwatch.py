@@ -191,7 +191,7 @@ def measure(target: Target, drafter: Drafter, verifier: Verifier, requests: Sequ
     Raises:
         RequestError: texts end before steps can be timed.
     """
-    seen = Watched(drafter)
+    seen = Watched(drafter, fill=True)
     most = drafter.num_speculative_tokens
     room = min(target.kv.tokens, target.context)
     endless = []

@@ -42,6 +42,7 @@ LAYERS = (
         "subject",
         "catalogue",
         "replay",
+        "pricing",
     ),
     ("frontier", "joined", "starter", "prognosis", "contract", "claims"),
     ("comparison", "cli_answers", "cli_interrupt", "conformance"),

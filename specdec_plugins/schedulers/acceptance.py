@@ -11,7 +11,7 @@ from attrs import define, field
 from specdec.sequence import Sequence
 
 _FADE = 0.95  # of pooled counts, a step
-_FADE_OF_A_ROW = 0.9
+_FADE_OF_A_ROW = 0.85
 _HOPE = 0.5  # how many tokens the belief is worth that what was never seen is kept
 _DOUBT = 2.0  # the same of the belief that it is not
 _POOLED = 4.0  # how many of its own tokens a row's share of the pooled rate is worth

@@ -25,7 +25,7 @@ from specdec_plugins.schedulers.acceptance import Acceptance
 from specdec_plugins.schedulers.payoff import Outlook, Prices, choose
 
 _SHARE = 0.02  # of all seconds that drafts may lose
-_START, _CAP = 1.0, 8.0  # plain steps that they may lose before anything was spent, and at once after they have gained
+_START, _CAP = 1.0, 64.0  # plain steps that they may lose before anything was spent, and at once after they have gained
 
 
 def _plain(given: Costs | Mapping[str, Any]) -> Mapping[str, Any]:
