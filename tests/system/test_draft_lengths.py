@@ -1,9 +1,12 @@
 """Draft lengths that pay, in the engine: the same tokens as with any other lengths, and a drafter that falls behind."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from attrs import evolve
 
 from specdec import Engine, Request, Sampling, Target
@@ -97,6 +100,17 @@ def test_the_target_is_not_asked_about_what_was_trimmed(temperature):
     assert {completion.counters.acceptance_rate for completion in completions} == {1.0}
     if not temperature:
         assert [completion.tokens for completion in completions] == list(greedy("llama", NEW))
+
+
+# Catches: a page whose code or whose table drifted from what it shows.
+def test_the_page_s_examples_work():
+    page = (Path(__file__).parents[2] / "docs" / "draft-lengths.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found = {}
+    exec(compile(code, "draft-lengths.md", "exec"), found)
+    assert found["engine"].generate([Request(prompt=(1, 2), sampling=Sampling(max_new_tokens=4))])
+    recipe = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    assert Adaptive(costs=recipe["scheduler"]["costs"]).price("model", None).catch_up == 0.009
 
 
 RECIPE = """
