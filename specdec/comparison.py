@@ -24,6 +24,7 @@ from specdec.frontier import frontiers
 from specdec.generation import failure, refuse
 from specdec.noise import request_seed
 from specdec.page import page, pictures, standalone
+from specdec.pricing import price
 from specdec.progress import Completion
 from specdec.recipe import DataSection, Recipe
 from specdec.recorder import Recorder, Recording
@@ -96,9 +97,11 @@ def compare(
     rules = {entry.label: entry.make() for entry in recipe.verifiers}
     recording = Recording.of(recipe.to_dict(), rules)
     combinations = combine(recipe, target, recording)
-    _refuse(recipe, prompts, combinations[0].engine)
+    requests = [Request(prompt=prompt, sampling=recipe.sampling, id=name) for name, prompt in prompts.items()]
+    refuse(combinations[0].engine, requests)
     _say_notes(target, [combination.engine.drafter for combination in combinations])
     about = {**environment(target), "prompts": _digest(prompts)}
+    costs = price([(combination.row.drafter, combination.engine) for combination in combinations], requests)
     run = _Run(recipe, prompts, combinations, folder, progress)
     run.warm_up()
     with folder.hold():
@@ -118,6 +121,7 @@ def compare(
             "data": {"file": recipe.data.file, "prompts": len(prompts), "repeats": recipe.report.repeats},
             "rows_at_once": target.kv.rows,
             "environment": about,
+            **({"costs": costs} if costs else {}),
             **summarise(
                 [combination.row for combination in combinations],
                 records,
@@ -328,11 +332,6 @@ class _Run:
             "scores": scores_of(self.task, self.recipe.task.use, self.samples[completion.id], completion.text or ""),
             **asked,
         }
-
-
-def _refuse(recipe: Recipe, prompts: Mapping[str, tuple[int, ...]], engine: Engine) -> None:
-    """Every prompt that cannot be served, at once."""
-    refuse(engine, [Request(prompt=prompt, sampling=recipe.sampling, id=name) for name, prompt in prompts.items()])
 
 
 def _say_notes(target: Target, drafters: Sequence[Drafter]) -> None:

@@ -7,15 +7,18 @@ the rows of a step and on the width of its draft.
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 from attrs import evolve, field, frozen
 
 Surface = Mapping[int, Mapping[int, float]]  # rows -> draft tokens -> seconds
 _ROUNDS = 400
+_PARTS = ("draft", "verify", "rest")
+_EXAMPLE = "such as {draft: {1: {4: 0.1}}, verify: {1: {0: 0.2, 4: 0.3}}, rest: {}, catch_up: 0.01}"
 
 
 @final
@@ -41,11 +44,60 @@ class Timing:
 @final
 @frozen
 class Costs:
-    """Typical seconds of a step's parts over rows and width, straight lines between what was measured."""
+    """Typical seconds of a step's parts over rows and width, straight lines between what was measured.
+
+    Attributes:
+        draft: of the drafter; empty where it costs nothing.
+        verify: of the target's forward and the laws.
+        rest: of everything else.
+        catch_up: seconds of the drafter for each token of a row that it has yet to read, where it was not asked.
+    """
 
     draft: Surface
     verify: Surface
     rest: Surface
+    catch_up: float = 0.0
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Costs:
+        """From plain data, as `to_dict` writes it; numbers of rows and of tokens may be texts, as JSON has them.
+
+        Raises:
+            ValueError: it is no such table, or knows no plain step.
+        """
+        try:
+            surfaces = {
+                name: {
+                    int(rows): {int(width): float(seconds) for width, seconds in cells.items()}
+                    for rows, cells in data.get(name, {}).items()
+                }
+                for name in _PARTS
+            }
+            costs = cls(**surfaces, catch_up=float(data.get("catch_up", 0.0)))
+            known = data.keys() <= {*_PARTS, "catch_up"}
+        except (AttributeError, TypeError, ValueError):
+            known = False
+        if not known or not costs.verify:
+            raise ValueError(f"got {data!r}, wanted seconds by rows and draft tokens, {_EXAMPLE}")
+        for name, rows, cells in ((part, *place) for part in _PARTS for place in surfaces[part].items()):
+            if rows < 1 or min(cells, default=-1) < 0 or not all(0 <= value < math.inf for value in cells.values()):
+                raise ValueError(f"got {name} {{{rows}: {cells}}}, wanted rows from 1, tokens from 0, seconds from 0")
+            if name == "verify" and not cells.get(0):
+                raise ValueError(f"verify: knows no plain step of {rows} rows, wanted the seconds of 0 draft tokens")
+        if not 0 <= costs.catch_up < math.inf:
+            raise ValueError(f"got catch_up {costs.catch_up}, wanted seconds from 0")
+        return costs
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, in seconds to the tenth of a microsecond."""
+        made: dict[str, Any] = {
+            name: {
+                rows: {width: round(seconds, 7) for width, seconds in cells.items()}
+                for rows, cells in getattr(self, name).items()
+            }
+            for name in _PARTS
+        }
+        return {**made, "catch_up": round(self.catch_up, 7)}
 
     @classmethod
     def of(cls, timings: Iterable[Timing], chance: random.Random | None = None) -> Costs:
@@ -60,12 +112,13 @@ class Costs:
                 if seconds:
                     drawn = seconds if chance is None else chance.choices(seconds, k=len(seconds))
                     surface.setdefault(rows, {})[width] = statistics.median(drawn)
-        return cls(**surfaces)
+        return cls(surfaces["draft"], surfaces["verify"], surfaces["rest"])
 
     def parts(self, rows: int, width: int, asked: bool = True) -> tuple[float, float, float]:
         """Seconds of draft, verification and rest of one step; `asked` says whether the drafter was called at all."""
         draft = _over(self.draft, rows, width) if asked and self.draft else 0.0
-        return draft, _over(self.verify, rows, width), _over(self.rest, rows, width)
+        rest = _over(self.rest, rows, width) if self.rest else 0.0
+        return draft, _over(self.verify, rows, width), rest
 
     def step(self, rows: int, width: int, asked: bool = True) -> float:
         """Seconds of one step."""

@@ -47,6 +47,11 @@ class Drafter(ABC):
         return ()
 
     @property
+    def catches_up(self) -> bool:
+        """Whether it reads by itself, when it is asked for a draft, what it was not told of a prompt."""
+        return False
+
+    @property
     def notes(self) -> list[str]:
         """What binding found worth saying, one sentence each."""
         return []

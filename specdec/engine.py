@@ -226,7 +226,10 @@ class Engine:
             law=None if draft.law is None else draft.law.narrow(width),
             confidence=None if draft.confidence is None else draft.confidence[:, :width],
         )
-        return evolve(clean, sizes=torch.minimum(sizes, self.scheduler.trim(clean)).clamp(min=0)), proposed - sizes
+        wanted = self.scheduler.trim(clean)
+        if wanted is sizes:
+            return clean, proposed - sizes
+        return _narrow(evolve(clean, sizes=torch.minimum(sizes, wanted).clamp(min=0))), proposed - sizes
 
     def _prefill(self, rows: tuple[tuple[Sequence, int], ...]) -> None:
         """Cache prompt chunks; no logits are made."""
@@ -260,7 +263,8 @@ class Engine:
             finished=none,
         )
         self._commit(batch, kept)
-        self.drafter.observe(batch, kept)
+        if self.scheduler.reads or not self.drafter.catches_up:
+            self.drafter.observe(batch, kept)
         spent = time.perf_counter() - start
         self.prefill += spent
         self.seconds[2] += spent
@@ -321,3 +325,15 @@ class Engine:
                 f"{name}: prompt and new tokens need {need} cells and a cache row has {target.kv.tokens}; "
                 f"set kv.tokens to {need} or lower max_new_tokens"
             )
+
+
+def _narrow(draft: Draft) -> Draft:
+    """Without the columns that a scheduler left to no row: the target would be asked about them, too."""
+    width = int(draft.sizes.max())
+    return evolve(
+        draft,
+        tokens=draft.tokens[:, :width],
+        parents=None if draft.parents is None else draft.parents[:, :width],
+        law=None if draft.law is None else draft.law.narrow(width),
+        confidence=None if draft.confidence is None else draft.confidence[:, :width],
+    )

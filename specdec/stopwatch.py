@@ -12,9 +12,10 @@ from typing import final
 import torch
 from attrs import define, evolve, field
 
-from specdec.costs import Timing, Trail
+from specdec.costs import Costs, Timing, Trail
 from specdec.drafter import Drafter
 from specdec.engine import Engine
+from specdec.errors import RequestError
 from specdec.progress import Completion
 from specdec.scheduler import Scheduler
 from specdec.sequence import Batch
@@ -56,6 +57,7 @@ class Watched(Drafter):
         steps: (rows, width, whether the drafter was asked) -> how many such steps.
         rejected: request id, place in its tokens, the drafted token and the one that came instead.
         chunks: how many chunks of prompts it has seen.
+        read: tokens of them.
         prefill: seconds of the drafter over them.
         last: rows and width of the last step; None after a prompt's chunk.
     """
@@ -65,6 +67,7 @@ class Watched(Drafter):
     steps: Counter[tuple[int, int, bool]] = field(init=False, factory=Counter)
     rejected: list[tuple[str, int, int, int]] = field(init=False, factory=list)
     chunks: int = field(init=False, default=0)
+    read: int = field(init=False, default=0)
     prefill: float = field(init=False, default=0.0)
     last: tuple[int, int] | None = field(init=False, default=None)
     _draft: Draft | None = field(init=False, default=None)
@@ -85,6 +88,10 @@ class Watched(Drafter):
     def taps(self) -> tuple[int, ...]:
         return self.inner.taps
 
+    @property
+    def catches_up(self) -> bool:
+        return self.inner.catches_up
+
     def bind(self, target: Target) -> None:
         self.inner.bind(target)
 
@@ -100,6 +107,7 @@ class Watched(Drafter):
             self.inner.observe(batch, kept)
             self.prefill += _now(batch) - start
             self.chunks += 1
+            self.read += sum(kept.counts)
             self.last = None
             return
         width = 0 if draft is None else min(max(batch.budget), draft.tokens.shape[1])
@@ -169,6 +177,37 @@ def widths(most: int) -> list[int]:
 def cells(most: int) -> int:
     """New tokens a row may need for two rounds of `time_steps`."""
     return 2 * sum(width + 1 for width, _ in _cycle(widths(most)))
+
+
+def measure(target: Target, drafter: Drafter, verifier: Verifier, requests: Sequence[Request]) -> Costs:
+    """What steps cost with a drafter, for a scheduler that decides by it: a minute or so on a real pair.
+
+    Args:
+        requests: whose prompts and sampling are used, each as far as a cache row has room for it.
+
+    Raises:
+        RequestError: texts end before steps can be timed.
+    """
+    seen = Watched(drafter, fill=True)
+    most = drafter.num_speculative_tokens
+    room = min(target.kv.tokens, target.context)
+    endless = []
+    for one in requests:
+        new = max(1, min(cells(max(1, most)), room - len(one.prompt)))
+        sampling = evolve(one.sampling, ignore_eos=True, stop_strings=(), stop_ids=(), max_new_tokens=new)
+        endless.append(evolve(one, sampling=sampling))
+    timings = []
+    for rows in levels(target.kv.rows):
+        found = time_steps(target, seen, verifier, endless, rows, widths(most), rounds=_LEAST_ROUNDS, seconds=8.0)
+        timings += found
+        if not {0, most} <= {one.width for one in found}:
+            raise RequestError(
+                f"costs: texts end before steps of 0 and of {most} draft tokens are timed for {rows} rows; give the "
+                "cache more tokens, or the scheduler its costs"
+            )
+    # What a drafter was not asked about costs it as much as a prompt.
+    reading = seen.prefill / max(1, seen.read) if drafter.catches_up else 0.0
+    return Costs.read(evolve(Costs.of(timings), catch_up=reading).to_dict())
 
 
 def time_steps(

@@ -20,6 +20,7 @@ LAYERS = (
         "math_worker",
         "numerals",
         "packing",
+        "costs",
     ),
     (
         "types",
@@ -39,7 +40,7 @@ LAYERS = (
     ("kv", "loading", "processing", "subset", "code_benchmark", "graphs"),
     ("target",),
     ("drafter", "verifier", "scheduler", "preflight", "nearties", "findings"),
-    ("compat", "metrics", "diagnostics", "trace", "settle", "progress", "costs"),
+    ("compat", "metrics", "diagnostics", "trace", "settle", "progress"),
     ("engine", "compact", "places", "results", "environment", "figures", "labels", "style"),
     ("options", "yamlfile", "stopwatch", "report", "drawing", "recorder", "rerun"),
     (
@@ -53,6 +54,7 @@ LAYERS = (
         "subject",
         "catalogue",
         "replay",
+        "pricing",
     ),
     ("frontier", "joined", "starter", "prognosis", "contract", "claims"),
     ("comparison", "cli_answers", "cli_interrupt", "conformance"),

@@ -21,6 +21,7 @@ from specdec.target import Target
 from specdec.types import Draft, Kept, Span
 
 _MOST_NODES = 512
+_CHUNK = 512  # most tokens of a row that one forward reads
 
 
 def _branches(_: object, __: object, value: tuple[int, ...] | None) -> None:
@@ -98,6 +99,10 @@ class DraftModel(Drafter):
     @property
     def trees(self) -> bool:
         return self.branches is not None and max(self.branches) > 1
+
+    @property
+    def catches_up(self) -> bool:
+        return True
 
     def bind(self, target: Target) -> None:
         if self._target is target:
@@ -202,6 +207,11 @@ class DraftModel(Drafter):
         Returns the logits [b, V] after the last of each row.
         """
         _, draft = self._bound()
+        long = [index for index, slot in enumerate(slots) if len(known[index]) - draft.kv.lengths[slot] > _CHUNK]
+        if long:
+            first = [known[index][: draft.kv.lengths[slots[index]] + _CHUNK] for index in long]
+            self._catch_up(tuple(slots[index] for index in long), first, logits=False)
+            return self._catch_up(slots, known, logits=logits)
         new = [tokens[draft.kv.lengths[slot] :] for slot, tokens in zip(slots, known, strict=True)]
         counts = tuple(len(tokens) for tokens in new)
         width = max(counts)

@@ -11,6 +11,7 @@ from specdec import Engine, Request, Sampling, Target, graphs
 from specdec.cli import main
 from specdec.errors import CompatibilityError, ModelError, RequestError
 from specdec.kv import KVCacheManager
+from specdec.packing import PackedLinear
 from specdec.types import Span
 from specdec_plugins.drafters.layer_skip import LayerSkip
 from specdec_plugins.drafters.model import DraftModel
