@@ -1,5 +1,6 @@
 """Forwards in fixed shapes, compiled or captured, say what forwards without them say."""
 
+import copy
 import shutil
 
 import pytest
@@ -236,7 +237,7 @@ def test_what_cannot_run_in_fixed_shapes_is_one_sentence(model, kind, kv, said):
 
 # Catches: prepared layers that reach a compiler which has no idea of them.
 def test_prepared_layers_are_not_compiled():
-    model = tiny("llama")
+    model = copy.deepcopy(tiny("llama"))
     model.lm_head = PackedLinear(model.lm_head)
     with pytest.raises(ModelError, match=r"'compile' takes no prepared linear layers.*packed: false"):
         Target(model, kv=Slab(rows=1, tokens=64), graphs="compile")
