@@ -61,7 +61,16 @@ def pack(model: nn.Module) -> int:
         parent, _, own = name.rpartition(".")
         holder = model.get_submodule(parent)
         setattr(holder, own, PackedLinear(getattr(holder, own)))  # one after another: the plain one goes at once
+    if names:
+        _let_go(model)
     return len(names)
+
+
+def _let_go(model: nn.Module) -> None:
+    """Move what stayed plain into memory of its own: a view of a checkpoint's file would keep all of that mapped."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and not parameter.is_mkldnn:
+            parameter.data = parameter.data.clone()
 
 
 def _gains(linear: nn.Linear) -> bool:

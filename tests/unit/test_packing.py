@@ -1,6 +1,8 @@
 """Prepared linear layers: the same model, the same names and numbers, no more memory than it says."""
 
 import copy
+import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,3 +152,16 @@ def test_loading_prepares_unless_told_not_to(tmp_path):
 
     assert PackedLinear in kinds()
     assert PackedLinear not in kinds(packed=False)
+
+
+# Catches: plain weights that stay mapped, and in memory, because an embedding is a view of the same file.
+def test_a_checkpoint_is_let_go_once_its_layers_are_prepared(tmp_path):
+    able(torch.float32)
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("this system does not list what a process has mapped")
+    model(torch.float32).save_pretrained(tmp_path)
+    prepared, _ = load(str(tmp_path))
+    gc.collect()
+    assert str(tmp_path) not in maps.read_text()
+    assert prepared(torch.tensor([[1, 2]])).logits.isfinite().all()
