@@ -210,7 +210,9 @@ def test_a_batch_gives_what_each_prompt_gives_alone(pair):
 def test_the_cache_is_of_the_size_that_is_needed(pair, monkeypatch):
     made = []
     monkeypatch.setattr(
-        generation, "Target", lambda *given, kv: made.append((kv.rows, kv.tokens)) or Target(*given, kv=kv)
+        generation,
+        "Target",
+        lambda *given, kv, **options: made.append((kv.rows, kv.tokens)) or Target(*given, kv=kv, **options),
     )
     assert specdec.generate(*pair, prompts=["abcd"], max_new_tokens=10**9, stop_ids=range(272))
     assert specdec.generate(*pair, prompts=["abcd", "ab"], max_new_tokens=20)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers.integrations import sdpa_attention
 
+from specdec import attention
 from specdec.attention import NAME, grouped, without_copies
 from specdec.target import Target
 from specdec.types import Span
@@ -49,16 +50,18 @@ def test_it_is_the_reference(batch, heads, shared, width):
 
 
 # Catches: an argument that changes the result and is dropped.
-def test_what_it_does_not_know_goes_to_the_reference():
+def test_what_it_does_not_know_goes_to_the_reference(monkeypatch):
     given = case(2, 2, 3, 4, 9)
     bias = torch.randn((2, 6, 4, 9), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     wanted, _ = sdpa_attention.sdpa_attention_forward(*given, position_bias=bias)
     assert torch.equal(grouped(*given, position_bias=bias)[0], wanted)
-    with pytest.raises(ValueError, match="softcap"):
-        grouped(*given, softcap=30.0)
     per_head = given[-1].expand(-1, 6, -1, -1)
     wanted, _ = sdpa_attention.sdpa_attention_forward(*given[:-1], per_head)
     assert torch.equal(grouped(*given[:-1], per_head)[0], wanted)
+    asked = []
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *_, **others: asked.append(others))
+    grouped(*given, softcap=30.0)
+    assert asked == [{"scaling": None, "softcap": 30.0}]
 
 
 # Catches: a target that attends by copies after all, a model that is left with another implementation than its own.
