@@ -56,30 +56,31 @@ def race(
     rounds: int,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Result]:
-    """Every side does a group of prompts before the next group begins, in an order that turns each time.
+    """Every side does a prompt, or as many as it takes at once, before the next turn, in an order that turns around.
 
-    A group has as many prompts as the side with most rows takes at once. Each side first does one group that does not
-    count, in which it makes its caches.
+    All have done the same prompts whenever the side with most rows begins. Each side first does some that do not count,
+    with which it makes its caches.
     """
     size = max(side.rows for side in sides)
-    groups = [range(start, min(start + size, len(prompts))) for start in range(0, len(prompts), size)]
     laps: dict[str, list[Lap]] = {side.name: [] for side in sides}
     memory = {}
     for side in sides:
         tell(f"warming up {side.name}")
         with most_memory(side.device) as grown:
-            side.run([prompts[index] for index in groups[0]][: side.rows], 0)
+            side.run(prompts[: side.rows], 0)
         memory[side.name] = grown[0] + sum(map(weights, side.models))
         side.reset()
-    for turn, group in enumerate(list(groups) * rounds):
+    for turn in range(rounds * len(prompts)):
+        first = turn % len(prompts)
         for side in sides if turn % 2 == 0 else reversed(sides):
-            tell(f"group {turn + 1} of {len(groups) * rounds}: {side.name}")
-            for start in range(0, len(group), side.rows):
-                chunk = group[start : start + side.rows]
-                began = time.perf_counter()
-                done = side.run([prompts[index] for index in chunk], chunk[0])
-                share = (time.perf_counter() - began) / len(chunk)
-                laps[side.name] += [Lap(index, tuple(tokens), share) for index, tokens in zip(chunk, done, strict=True)]
+            if first % size % side.rows:
+                continue  # it had this prompt with the ones before
+            last = min(first + side.rows, first - first % size + size, len(prompts))
+            tell(f"prompt {turn + 1} of {rounds * len(prompts)}: {side.name}")
+            began = time.perf_counter()
+            done = side.run(prompts[first:last], first)
+            share = (time.perf_counter() - began) / len(done)
+            laps[side.name] += [Lap(first + place, tuple(tokens), share) for place, tokens in enumerate(done)]
     return {side.name: Result(tuple(laps[side.name]), memory[side.name], side.facts()) for side in sides}
 
 
