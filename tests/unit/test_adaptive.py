@@ -127,20 +127,6 @@ def test_a_drafter_that_is_always_right_soon_drafts_its_longest(costs):
     assert seconds < 1.05 * best + 3 * costs.plain(1)
 
 
-# Catches: a purse too small for a first draft that is long enough to pay, so that a good pair decodes plainly.
-def test_a_pair_that_pays_is_used_from_the_first_request_on():
-    costs = Costs(  # of two Qwen2.5 models in bfloat16 on two cores
-        draft={1: {1: 0.055, 2: 0.101, 4: 0.228, 5: 0.244}},
-        verify={1: {0: 0.110, 1: 0.151, 2: 0.125, 4: 0.124, 5: 0.116}},
-        rest={},
-        catch_up=0.0028,
-    )
-    seconds, plain, _ = decode(costs, lambda row: 0.85, requests=4, new=64)
-    assert seconds < 0.9 * plain
-    seconds, plain, _ = decode(costs, never, requests=4, new=64)
-    assert seconds < 1.05 * plain
-
-
 @pytest.mark.parametrize("rows", [4, 8])
 def test_a_drafter_that_is_always_right_drafts_for_all_rows(rows):
     _, _, steps = decode(TABLES["a fast draft model"], always, rows=rows, requests=rows, new=100)
