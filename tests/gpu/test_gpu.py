@@ -56,6 +56,7 @@ def test_it_finds_what_is_wrong_and_nothing_else(wrong, capsys, monkeypatch):
 
 
 # Catches: lines that only a GPU reaches and that were never run; copies that are taken for right when none was counted.
+@pytest.mark.full
 def test_what_a_gpu_runs_runs_with_captures_that_are_recorded(capsys, monkeypatch):
     without_cuda(monkeypatch)
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "memory_reserved", "max_memory_reserved"):

@@ -48,7 +48,7 @@ def decode(family, drafter, scheduler, rows=4, verifier=None, **sampling):
 @pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["cheap", "dear"])
 @pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.full), 4])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3", marks=pytest.mark.full)])
 def test_greedy_tokens_are_those_of_any_other_scheduler(family, drafter, rows, costs):
     scheduler = Adaptive(costs=costs, prefill_chunk=5)
     _, completions = decode(family, DRAFTERS[drafter](family), scheduler, rows)

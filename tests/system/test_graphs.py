@@ -97,7 +97,10 @@ def test_captured_forwards_with_eager_attention_equal_generate(captures):
 
 # Catches: guards on what changes from step to step (lengths of the cache, rows, a Python number), more shapes than
 # there are buckets, a compiler's limit of shapes after which it quietly compiles no more.
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", pytest.param("qwen2", marks=pytest.mark.full), pytest.param("gemma3", marks=pytest.mark.full)],
+)
 def test_compiled_forwards_equal_generate_and_nothing_is_compiled_after_the_first_run(family, compiles):
     target = make(family, "compile")
     drafters = [NoDraft(), PromptLookup(num_speculative_tokens=3)]
