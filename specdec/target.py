@@ -186,7 +186,8 @@ class Target:
         """A forward over the first rows of the cache that looks at no number on the host: a `specdec.graphs.Step`."""
         starts, sizes = numbers[0], numbers[1]
         staged = self.kv.stage_fixed(starts, sizes, tokens.shape[1], end)
-        return self.model(**self._arguments(tokens, starts, sizes, staged, None)).logits  # type: ignore[no-any-return]
+        logits: Tensor = self.model(**self._arguments(tokens, starts, sizes, staged, None)).logits
+        return logits
 
     def _arguments(
         self, tokens: Tensor, starts: Tensor, sizes: Tensor, staged: StagedCache, seen: Tensor | None
