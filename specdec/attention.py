@@ -54,13 +54,13 @@ def _repeated(mask: Tensor, shared: int) -> Tensor:
     """The mask [B, 1, T, S] for all heads of a group, [B, 1, shared * T, S]; made once a forward for all layers."""
     if _masks is None or is_compiling():
         return mask.repeat(1, 1, shared, 1)
-    key = (id(mask), shared)  # the forward holds its masks, so no other can have the id meanwhile
+    key = (id(mask), shared)
     if key not in _masks:
-        _masks[key] = mask.repeat(1, 1, shared, 1)
-    return _masks[key]
+        _masks[key] = mask, mask.repeat(1, 1, shared, 1)  # a mask that is held lends its id to no other
+    return _masks[key][1]
 
 
-_masks: dict[tuple[int, int], Tensor] | None = None  # of the forward that runs
+_masks: dict[tuple[int, int], tuple[Tensor, Tensor]] | None = None  # of the forward that runs
 
 
 def _nothing(asked: Any) -> bool:

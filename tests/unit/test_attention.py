@@ -87,6 +87,17 @@ def test_a_target_makes_no_copies_and_leaves_its_model_alone(family, monkeypatch
     assert config._attn_implementation == "sdpa"
 
 
+# Catches: a mask that is taken for an earlier one of the same forward, which is gone and had its place in memory.
+def test_a_mask_is_never_taken_for_one_that_is_gone():
+    module, *given, _ = case(1, 2, 3, 4, 9)
+    with without_copies(Target.load("random:llama", kv=Slab(rows=1, tokens=64), attn_implementation="sdpa").config):
+        for length in range(1, 9):
+            mask = (torch.arange(9) < length).expand(1, 1, 4, 9)
+            wanted, _ = sdpa_attention.sdpa_attention_forward(module, *given, mask)
+            torch.testing.assert_close(grouped(module, *given, mask)[0], wanted, rtol=1e-12, atol=1e-12)
+            del mask
+
+
 # Catches: another implementation that somebody asked for, quietly replaced.
 def test_eager_stays_eager():
     target = Target.load("random:llama", kv=Slab(rows=1, tokens=64), attn_implementation="eager")
