@@ -16,6 +16,7 @@ from specdec.compat import check, check_draft
 from specdec.diagnostics import probe
 from specdec.drafter import Drafter
 from specdec.errors import CompatibilityError, RequestError
+from specdec.padding import alike
 from specdec.preflight import preflight
 from specdec.progress import Completion, Event, Progress
 from specdec.scheduler import Room, Scheduler
@@ -141,8 +142,8 @@ class Engine:
             if self._memory is not None:
                 self._memory[row.slot] = self._start(row)
         with torch.inference_mode():
-            if plan.prefill:
-                self._prefill(plan.prefill)
+            for group in alike([count for _, count in plan.prefill], self.target.device):
+                self._prefill([plan.prefill[index] for index in group])
             if not plan.decode:
                 return []
             batch = make_batch(list(plan.decode), self.target.device, self._memory)
@@ -231,7 +232,7 @@ class Engine:
             return clean, proposed - sizes
         return _narrow(evolve(clean, sizes=torch.minimum(sizes, wanted).clamp(min=0))), proposed - sizes
 
-    def _prefill(self, rows: tuple[tuple[Sequence, int], ...]) -> None:
+    def _prefill(self, rows: list[tuple[Sequence, int]]) -> None:
         """Cache prompt chunks; no logits are made."""
         start = time.perf_counter()
         batch = make_batch([(row, 0) for row, _ in rows], self.target.device)

@@ -13,6 +13,7 @@ LAYERS = (
         "errors",
         "law",
         "memory",
+        "padding",
         "hub",
         "code_blocks",
         "sandbox_launcher",

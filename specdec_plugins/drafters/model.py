@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec.drafter import Drafter, draw_chain, draw_tree
 from specdec.errors import CompatibilityError
 from specdec.loading import load, tokenizer_problems
+from specdec.padding import alike
 from specdec.preflight import preflight
 from specdec.sequence import Batch
 from specdec.target import Target
@@ -204,7 +205,7 @@ class DraftModel(Drafter):
     def _catch_up(self, slots: tuple[int, ...], known: list[list[int]], *, logits: bool = True) -> Tensor:
         """Cache known tokens that the draft model has not seen; they are never taken back, so they are committed.
 
-        Returns the logits [b, V] after the last of each row.
+        Returns the logits [b, V] after the last of each row, where they are wanted.
         """
         _, draft = self._bound()
         long = [index for index, slot in enumerate(slots) if len(known[index]) - draft.kv.lengths[slot] > _CHUNK]
@@ -213,13 +214,23 @@ class DraftModel(Drafter):
             self._catch_up(tuple(slots[index] for index in long), first, logits=False)
             return self._catch_up(slots, known, logits=logits)
         new = [tokens[draft.kv.lengths[slot] :] for slot, tokens in zip(slots, known, strict=True)]
+        groups = alike([len(tokens) for tokens in new], draft.device)
+        found = [self._read([slots[i] for i in group], [new[i] for i in group], logits=logits) for group in groups]
+        if len(groups) == 1:
+            return found[0]
+        order = torch.tensor([index for group in groups for index in group]).argsort().to(draft.device)
+        return torch.cat(found)[order]
+
+    def _read(self, slots: list[int], new: list[list[int]], *, logits: bool) -> Tensor:
+        """Cache the new tokens of rows; returns the logits [b, V] after the last of each, where they are wanted."""
+        _, draft = self._bound()
         counts = tuple(len(tokens) for tokens in new)
         width = max(counts)
         ids = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in new], device=draft.device)
-        out = draft.forward(slots, Span(ids, counts), logits=logits).logits
+        out = draft.forward(tuple(slots), Span(ids, counts), logits=logits).logits
         draft.kv.commit(slots, torch.arange(width).expand(len(slots), -1), counts, chain=True)
         if out is None:
-            return ids
+            return ids.new_zeros((len(slots), 0))
         return out[torch.arange(len(slots), device=out.device), torch.tensor(counts, device=out.device) - 1]
 
     def _reads(self, known: list[int], slot: int) -> bool:

@@ -24,8 +24,8 @@ from specdec.types import Draft, Kept
 from specdec_plugins.schedulers.acceptance import Acceptance
 from specdec_plugins.schedulers.payoff import Outlook, Prices, choose
 
-_SHARE = 0.02  # of all seconds that drafts may lose
-_START, _CAP = 1.0, 64.0  # plain steps that they may lose before anything was spent, and at once after they have gained
+_SHARE = 0.01  # of all seconds that drafts may lose
+_START, _CAP = 3.0, 64.0  # plain steps that they may lose before anything was spent, and at once after they have gained
 
 
 def _plain(given: Costs | Mapping[str, Any]) -> Mapping[str, Any]:
@@ -55,7 +55,7 @@ class Adaptive(Scheduler):
     The chances are counts of what was kept that fade: pooled by place over all rows and requests, and each row's own.
     Where no draft pays the drafter is not asked, and what it would have to read before it can draft again is in the
     price of that. What was never seen, or has faded, is believed to be kept, so that drafts are tried again; yet,
-    beyond what drafts have gained, a trial may not lose more than one plain step, the reading of one prompt and 2 %
+    beyond what drafts have gained, trials may not lose more than three plain steps, the reading of one prompt and 1 %
     of all seconds, unless what was seen makes it sure to pay.
     Of a draft with confidences, the end that does not pay is not verified. Whether a token is cut depends on the
     confidences of those before it and not on its own, so the law of the output stays what the rule makes it.
