@@ -5,10 +5,10 @@
 Greedy decoding of one chunk of prompts after another, each in every way: `plain` twice, `real` with the draft model,
 `never` with the same draft model whose tokens are shifted by one, so that it costs as much and hardly ever agrees, and
 `perfect`, which recites what it said itself in a run before that, at the cost of a look-up. Each way keeps its
-scheduler from chunk to chunk, as a server would. What counts is the ratio of seconds of `plain` to those of a way, inside this run: at least
-0.95 for `never`. In half precision outputs may differ at near-ties; how many are equal is shown. Steps are timed first,
-which takes minutes, unless `--costs` names a file with what an earlier run printed. The last line of stdout is one JSON
-document.
+scheduler from chunk to chunk, as a server would. What counts is the ratio of seconds of `plain` to those of a way,
+inside this run: at least 0.95 for `never`. In half precision outputs may differ at near-ties; how many are equal is
+shown. Steps are timed first, which takes minutes, unless `--costs` names a file with what an earlier run printed.
+The last line of stdout is one JSON document.
 """
 
 import argparse
