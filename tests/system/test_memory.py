@@ -111,5 +111,5 @@ def test_an_engine_keeps_no_tensor_of_what_has_ended():
     before = living()
     for start in range(30):
         engine.generate(requests(start))
-    assert living() == before
+    assert living() <= before  # fewer, where what earlier tests left behind has gone meanwhile
     assert sum(map(len, memory._kept.blocks)) <= 8 * (3 * 4 * WIDE * 4)  # of the widest result, [B, 1+N, V]
