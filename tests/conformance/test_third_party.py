@@ -11,6 +11,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from attrs import frozen
+from click.testing import CliRunner
+
+from specdec.cli import main
 
 RULE = '''
 """Rules of a stranger."""
@@ -53,24 +57,42 @@ hello = stranger.command:hello
 RUN = ("run", "smoke", "--limit", "1", "--set", "sampling.max_new_tokens=12", "--set", "sampling.ignore_eos=true")
 
 
-def specdec(python, *arguments, folder):
-    code = "from specdec.cli import main; main(prog_name='specdec')"
+# Commands one after the other in one process, which imports everything once: their codes, stdout and stderr.
+CODE = """
+import json, sys
+from click.testing import CliRunner
+from specdec.cli import main
+done = [CliRunner().invoke(main, command, prog_name="specdec") for command in json.loads(sys.argv[1])]
+print(json.dumps([[one.exit_code, one.stdout, one.stderr] for one in done]))
+"""
+
+
+@frozen
+class Answer:
+    code: int
+    stdout: str
+    stderr: str
+
+
+def specdec(python, *commands, folder):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [str(python), "-c", code, *arguments], cwd=folder, env=environment, capture_output=True, text=True
+    done = subprocess.run(
+        [str(python), "-c", CODE, json.dumps(commands)], cwd=folder, env=environment, capture_output=True, text=True
     )
+    assert done.returncode == 0, done.stderr
+    return [Answer(*answer) for answer in json.loads(done.stdout)]
 
 
 def lengths(done):
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
     return {row["label"]: row["acceptance_length"] for row in rows}
 
 
 # Catches: a loader that knows entry points only, options of a class of no package that are not applied, a module that
 # is looked for in one place only.
-@pytest.mark.parametrize("place", ["current folder", pytest.param("recipe's folder", marks=pytest.mark.full)])
-def test_a_rule_in_a_file_runs(tmp_path, place):
+@pytest.mark.parametrize("place", ["current folder", "recipe's folder"])
+def test_a_rule_in_a_file_runs(tmp_path, place, monkeypatch):
     (tmp_path / "work").mkdir()
     home = tmp_path / "work" if place == "current folder" else tmp_path
     (home / "my_rule.py").write_text(RULE)
@@ -83,7 +105,10 @@ def test_a_rule_in_a_file_runs(tmp_path, place):
         "sampling: {max_new_tokens: 12, ignore_eos: true}\n"
         "data: {file: prompts.jsonl}\n"
     )
-    found = lengths(specdec(sys.executable, "run", "../mine.yaml", folder=tmp_path / "work"))
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delitem(sys.modules, "my_rule", raising=False)
+    done = CliRunner().invoke(main, ["run", "../mine.yaml"], catch_exceptions=False)
+    found = lengths(Answer(done.exit_code, done.stdout, done.stderr))
     assert found == {"autoregressive": 1.0, "model + always": 4.0, "model + never": 1.0}
 
 
@@ -127,32 +152,40 @@ def python(tmp_path_factory):
     return made
 
 
+@pytest.fixture(scope="module")
+def answers(python, tmp_path_factory):
+    """What the commands say that have to import the rules."""
+    unknown = [("validate", "smoke", "--set", f"verifiers.0.use={name}") for name in ("rusty", "absent")]
+    used = (*RUN, "--set", "verifiers=[{use: standard}, {use: coin}]")
+    commands = {"ls": ("ls", "verifiers"), "show": ("show", "coin"), "run": used}
+    commands |= dict(zip(("rusty", "absent"), unknown, strict=True))
+    found = specdec(python, *commands.values(), folder=tmp_path_factory.mktemp("work"))
+    return dict(zip(commands, found, strict=True))
+
+
 # Catches: an ls that dies with one plugin, hides it, or does not say who brought what.
-def test_an_installed_rule_is_listed_and_a_broken_one_is_named_with_its_error(python, tmp_path):
-    done = specdec(python, "ls", "verifiers", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+def test_an_installed_rule_is_listed_and_a_broken_one_is_named_with_its_error(answers):
+    assert answers["ls"].code == 0, answers["ls"].stderr
+    lines = {line.split()[0]: line for line in answers["ls"].stdout.splitlines()}
     assert "Keeps any draft token with a fixed probability. (stranger 1.2)" in lines["coin"]
     assert "cannot be imported: RuntimeError: built for another machine" in lines["rusty"]
     assert "Keeps what the standard rule keeps" in lines["nucleus"]
-    shown = specdec(python, "show", "coin", folder=tmp_path)
-    assert "chance: float, default 1.0" in shown.stdout
-    assert "from stranger 1.2: stranger.rules:MyRule" in shown.stdout
+    assert "chance: float, default 1.0" in answers["show"].stdout
+    assert "from stranger 1.2: stranger.rules:MyRule" in answers["show"].stdout
 
 
 # Catches: entry points of other distributions that are listed but not loaded.
-def test_an_installed_rule_is_used(python, tmp_path):
-    done = specdec(python, *RUN, "--set", "verifiers=[{use: standard}, {use: coin}]", folder=tmp_path)
-    found = lengths(done)
+def test_an_installed_rule_is_used(answers):
+    found = lengths(answers["run"])
     assert found["model + coin"] > 3.0
     assert found["model + standard"] < 3.0
 
 
 # Catches: a broken plugin that is a traceback when it is asked for, or that is not named beside an unknown name.
-@pytest.mark.parametrize("name", ["rusty", pytest.param("absent", marks=pytest.mark.full)])
-def test_a_broken_rule_is_an_error_in_the_recipe(python, tmp_path, name):
-    done = specdec(python, "validate", "smoke", "--set", f"verifiers.0.use={name}", folder=tmp_path)
-    assert done.returncode == 2
+@pytest.mark.parametrize("name", ["rusty", "absent"])
+def test_a_broken_rule_is_an_error_in_the_recipe(answers, name):
+    done = answers[name]
+    assert done.code == 2
     assert done.stderr.count("\n") == 1
     assert "verifiers[0].use: " in done.stderr
     assert "cannot be imported: RuntimeError: built for another machine" in done.stderr
@@ -160,5 +193,6 @@ def test_a_broken_rule_is_an_error_in_the_recipe(python, tmp_path, name):
 
 # Catches: a group that is read by nobody.
 def test_an_installed_command_is_a_command(python, tmp_path):
-    assert specdec(python, "hello", folder=tmp_path).stdout == "hello\n"
-    assert "Says hello." in specdec(python, "--help", folder=tmp_path).stdout
+    hello, told = specdec(python, ("hello",), ("--help",), folder=tmp_path)
+    assert hello.stdout == "hello\n"
+    assert "Says hello." in told.stdout

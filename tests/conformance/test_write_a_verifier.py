@@ -10,8 +10,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from specdec.catalogue import page
+from specdec.cli import main
 from specdec.registry import plugins
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,9 +62,11 @@ def call(python, *arguments, folder):
     return subprocess.run([str(python), *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def specdec(python, *arguments, folder):
-    code = "from specdec.cli import main; main(prog_name='specdec')"
-    return call(python, "-c", code, *arguments, folder=folder)
+def specdec(*arguments):
+    """In this process, without what an earlier call imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_rules"]:
+        del sys.modules[name]
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False, prog_name="specdec")
 
 
 # Catches: a page whose blocks are not the package that it speaks of.
@@ -71,25 +75,45 @@ def test_the_page_is_a_package_of_three_short_files():
     assert len(FILES["my_rules/tolerant.py"].splitlines()) <= 34
 
 
-# Catches: an entry point that is not found, a rule that a recipe cannot use.
-def test_the_package_of_the_page_is_listed_and_runs(python, tmp_path):
-    listed = specdec(python, "ls", "verifiers", folder=tmp_path)
-    assert re.search(r"tolerant +Keeps a draft token more readily .* \(my-rules 0\.1\.0\)", listed.stdout), (
-        listed.stderr
-    )
+# Two commands and the page's own test, one after the other in a process that imports everything once.
+INSTALLED = """
+import json, sys
+import pytest
+from click.testing import CliRunner
+from specdec.cli import main
+for command in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(main, command, prog_name="specdec")
+    print(json.dumps([done.exit_code, done.stdout, done.stderr]))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(python, tmp_path_factory):
+    """Lines on stdout, and the code, of the package that is installed: `ls`, `run`, and its test."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "test_tolerant.py").write_text(FILES["tests/test_tolerant.py"], encoding="utf-8")
     chosen = re.search(r"(verifiers=\[.*?\])'", PAGE)[1]
-    done = specdec(python, *RUN, "--set", chosen, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    commands = ("ls", "verifiers"), (*RUN, "--set", chosen)
+    done = call(python, "-c", INSTALLED, json.dumps(commands), folder=folder)
+    listed, run, tested = done.stdout.split("\n", 2)
+    return json.loads(listed), json.loads(run), (done.returncode, tested, done.stderr)
+
+
+# Catches: an entry point that is not found, a rule that a recipe cannot use.
+def test_the_package_of_the_page_is_listed_and_runs(answers):
+    (_, listed, why), (code, ran, error), _ = answers
+    assert re.search(r"tolerant +Keeps a draft token more readily .* \(my-rules 0\.1\.0\)", listed), why
+    assert code == 0, error
+    rows = json.loads(ran.splitlines()[-1])["rows"]
     assert {"model + standard", "model + tolerant", "model + nucleus"} <= {row["label"] for row in rows}
 
 
 # Catches: a rule of the page that is not what it says, a test of the page that does not run where it is installed.
-def test_the_rule_of_the_page_passes_its_own_test(python, package, tmp_path):
-    (tmp_path / "test_tolerant.py").write_text(FILES["tests/test_tolerant.py"], encoding="utf-8")
-    done = call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+def test_the_rule_of_the_page_passes_its_own_test(answers):
+    code, tested, error = answers[2]
+    assert code == 0, tested + error
+    assert "2 passed" in tested
 
 
 def shown(name):
@@ -98,17 +122,19 @@ def shown(name):
 
 
 # Catches: output on the page that the command no longer prints, a guard that is praised and not needed.
-def test_the_page_shows_what_the_check_prints(package, tmp_path):
+def test_the_page_shows_what_the_check_prints(package, tmp_path, monkeypatch):
     command = re.search(r"^specdec (check my_rules.*)$", PAGE, re.MULTILINE)[1].split()
-    done = specdec(sys.executable, *command, folder=package)
-    assert done.returncode == 0, done.stdout
+    monkeypatch.chdir(package)
+    done = specdec(*command)
+    assert done.exit_code == 0, done.stdout
     printed, told = ([line.split("  ")[0] for line in lines] for lines in (done.stdout.splitlines(), shown("check")))
     assert printed == told
     (tmp_path / "my_rules").mkdir()
     without = FILES["my_rules/tolerant.py"].replace(" * (at.p > 0)", "")
     (tmp_path / "my_rules/tolerant.py").write_text(without, encoding="utf-8")
-    done = specdec(sys.executable, *command, folder=tmp_path)
-    assert done.returncode == 1
+    monkeypatch.chdir(tmp_path)
+    done = specdec(*command)
+    assert done.exit_code == 1
     assert [line for line in done.stdout.splitlines() if "  failed  " in line] == shown("fault")
 
 

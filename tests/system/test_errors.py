@@ -82,6 +82,7 @@ class Case:
         how: runs it.
         validates: `specdec validate` cannot say it; everything else that `run` says, it says in the same words.
         left: looks at the folder afterwards; otherwise nothing may have changed in it.
+        marks: of pytest.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Case:
     how: Callable = called
     validates: bool = False
     left: Callable | None = None
+    marks: tuple = ()
 
 
 def run(*changes):
@@ -148,6 +150,7 @@ def interrupted(case):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
+    assert out == ""
     return Outcome(process.returncode, out, err)
 
 
@@ -514,6 +517,7 @@ OUTPUT = (
         said=(re.escape(NOTE),),
         loads=None,
         how=into_head,
+        marks=(pytest.mark.full,),
         validates=True,
         left=finished,
     ),
@@ -706,7 +710,9 @@ def contents():
 
 # Catches: a traceback, an error told twice or not at all, without its place or what to try, with another's exit code,
 # after a model was loaded for nothing, after a folder was begun; what a run says and validate does not.
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name.replace(" ", "-"), marks=case.marks) for case in CASES]
+)
 def test_an_error_is_a_sentence_with_its_place(case, tmp_path, monkeypatch, loads):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -22,7 +22,7 @@ from specdec_plugins.schedulers.continuous import Continuous
 from specdec_plugins.schedulers.static import Static
 from specdec_plugins.verifiers.standard import Standard
 from tests.families import FAMILIES, greedy, prompts, tiny
-from tests.system.test_invariants import cells, fresh_cells
+from tests.system.test_invariants import IN_TURN, cells, fresh_cells
 
 LAYERS = 6
 KEPT = (0, 2, 3, 5)
@@ -262,13 +262,13 @@ def test_greedy_output_equals_generate(family, scheduler, rows, k):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_of_a_ragged_batch_equals_the_row_alone(family):
     together = engine_for(family).generate(requests(1.0))
+    single = engine_for(family, rows=1)
     for request, completion in zip(requests(1.0), together, strict=True):
-        assert facts(engine_for(family, rows=1).generate([request])[0]) == facts(completion)
+        assert facts(single.generate([request])[0]) == facts(completion)
 
 
 # Catches: keys and values of the draft that stay where the target's belong, lengths that a draft has moved.
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "temperature"), IN_TURN)
 def test_nothing_of_a_draft_stays_in_the_cache(family, temperature):
     engine = engine_for(family, rows=3, dtype=torch.float64)
     for request in requests(temperature, new=10):

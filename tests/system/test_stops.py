@@ -4,6 +4,8 @@ A token that the model really produces is declared to be the end, so any boundar
 oracle that drafts K = 4 right tokens, blocks are outputs 0-4, 5-9, 10-14, the last of each being the bonus.
 """
 
+import functools
+
 import pytest
 import torch
 from transformers import LogitsProcessor
@@ -46,6 +48,7 @@ def run(drafter, sampling, *, positions=96, eos=(), rows=1, extra=()):
     return events, events[-1].completion, engine
 
 
+@functools.cache
 def plain():
     _, completion, _ = run(NoDraft(), Sampling(temperature=0, max_new_tokens=LONG))
     assert len(set(completion.tokens)) == LONG

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,15 +116,36 @@ def same_as(unbroken):
         assert one["acceptance_length"] == other["acceptance_length"]
 
 
+@pytest.fixture(scope="module", params=[7, pytest.param(1, marks=FULL)])
+def left(request, unbroken, tmp_path_factory):
+    """The folder of a run that was killed when so many lines were written; `left` in it is what it left."""
+    folder = tmp_path_factory.mktemp("killed")
+    for name in ("r.yaml", "p.jsonl"):
+        (folder / name).write_bytes((unbroken / name).read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        killed(begin(RUN), lambda: len(lines()) >= request.param)
+        assert request.param <= len(lines()) < TOTAL
+    shutil.copytree(folder / "out", folder / "left")
+    return folder
+
+
+@pytest.fixture
+def broken_off(beside, left, monkeypatch):
+    """That folder, as the kill left it; its lock is still the file that the process had locked."""
+    monkeypatch.chdir(left)
+    for path in Path("out").rglob("*"):
+        if path.is_file() and not Path("left", path.relative_to("out")).exists():
+            path.unlink()
+    shutil.copytree("left", "out", dirs_exist_ok=True)
+
+
 # Catches: a sample lost, repeated, moved or changed by what came before the kill; noise or repeats that begin anew; a
 # lock that outlives its process; a cut-off line kept, or glued to the next.
 @pytest.mark.drawn
-@pytest.mark.parametrize("count", [7, pytest.param(1, marks=FULL)])
-def test_a_killed_run_goes_on_as_if_nothing_had_been(unbroken, count):
-    process = begin(RUN)
-    killed(process, lambda: len(lines()) >= count)
+@pytest.mark.usefixtures("broken_off")
+def test_a_killed_run_goes_on_as_if_nothing_had_been(unbroken):
     kept = lines()
-    assert count <= len(kept) < TOTAL
     whole()
     assert lines()[: len(kept)] == kept
     same_as(unbroken)
@@ -131,10 +153,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(unbroken, count):
 
 # Catches: a line counted as a sample before its end, one byte of it kept, a line without its newline taken for whole.
 @pytest.mark.drawn
+@pytest.mark.usefixtures("broken_off")
 @pytest.mark.parametrize("cut", [40, *(pytest.param(cut, marks=FULL) for cut in (1, 2, 10_000))])
 def test_a_line_that_was_cut_off_is_made_again(unbroken, cut):
-    process = begin(RUN)
-    killed(process, lambda: len(lines()) >= 7)
     written = SAMPLES.read_bytes()
     last = written[written.rstrip(b"\n").rfind(b"\n") + 1 :]
     SAMPLES.write_bytes(written[: len(written) - min(cut, len(last) - 1)])
