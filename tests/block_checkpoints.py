@@ -1,11 +1,17 @@
 """Tiny checkpoints of block drafters in exactly the published forms: keys and tensor names are written out here, and
-nothing of the loader is used."""
+the writer uses nothing of the loader. Below, the same drafters in memory for tiny targets."""
 
 import functools
 import json
 
 import torch
 from safetensors.torch import save_file
+
+from specdec_plugins.drafters.blocks.checkpoint import BlockModel
+from specdec_plugins.drafters.blocks.config import read
+from specdec_plugins.drafters.dflash import DFlash
+from specdec_plugins.drafters.dspark import DSpark
+from tests.families import tiny
 
 HIDDEN, INNER, HEADS, SHARED, SIZE, VOCABULARY, RANK = 32, 48, 4, 2, 8, 80, 6
 LAYERS, TARGET_LAYERS, TAPS, BLOCK = 2, 4, (0, 2), 5
@@ -79,7 +85,13 @@ DIALECTS = {
 
 def shapes(config):
     """Name and shape of every tensor, embedding and head of the target left out."""
-    found = {"fc.weight": (HIDDEN, len(TAPS) * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    own = config.get("dflash_config", {})
+    taps = config.get("target_layer_ids") or own.get("target_layer_ids") or config.get("aux_hidden_state_layer_ids")
+    found = {
+        "fc.weight": (HIDDEN, len(taps or TAPS) * HIDDEN),
+        "hidden_norm.weight": (HIDDEN,),
+        "norm.weight": (HIDDEN,),
+    }
     for layer in range(LAYERS):
         for name, shape in {
             "input_layernorm": (HIDDEN,),
@@ -145,3 +157,31 @@ def write(folder, config, tensors=None, *, shards=1):
     index = {"metadata": {"total_size": 1}, "weight_map": placed}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     return folder
+
+
+@functools.cache
+def networks(name, family="llama", layers=None, block=7, dtype=torch.float32, **changes):
+    """A drafter of a dialect for `tiny(family, layers=layers)` that drafts `block` tokens. Tests must not change it."""
+    layers = layers or tiny(family).config.num_hidden_layers
+    taps = list(range(layers - 1))[-2:]
+    config = DIALECTS[name]() | {"num_target_layers": layers}
+    if name.startswith("z-lab"):
+        config |= {"block_size": block + 1, "dflash_config": {"mask_token_id": 79, "target_layer_ids": taps}}
+    else:
+        config |= {"block_size": block, "target_layer_ids": taps}
+    config |= changes
+    made = BlockModel.empty(read(config, "config.json"))
+    drawn = weights(config)
+    with torch.no_grad():
+        for key, value in made.tensors().items():
+            value.copy_(drawn[key])
+    for _, part in made.parts:
+        part.requires_grad_(False).to(dtype)
+    return made
+
+
+def drafter(name, k=None, family="llama", *, layers=None, block=7, **options):
+    """One that drafts for `tiny(family, layers=layers)`."""
+    kind = DFlash if name.startswith("z-lab") else DSpark
+    given = {} if k is None else {"num_speculative_tokens": k}
+    return kind(**{"model": networks(name, family, layers, block), **given, **options})
