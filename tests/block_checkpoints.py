@@ -85,40 +85,34 @@ DIALECTS = {
 
 def shapes(config):
     """Name and shape of every tensor, embedding and head of the target left out."""
-    own = config.get("dflash_config", {})
+    sizes, own = config.get("transformer_layer_config", config), config.get("dflash_config", {})
     taps = config.get("target_layer_ids") or own.get("target_layer_ids") or config.get("aux_hidden_state_layer_ids")
-    found = {
-        "fc.weight": (HIDDEN, len(taps or TAPS) * HIDDEN),
-        "hidden_norm.weight": (HIDDEN,),
-        "norm.weight": (HIDDEN,),
-    }
+    wide, vocabulary, inner = sizes["hidden_size"], sizes["vocab_size"], sizes["intermediate_size"]
+    found = {"fc.weight": (wide, len(taps or TAPS) * wide), "hidden_norm.weight": (wide,), "norm.weight": (wide,)}
     for layer in range(LAYERS):
         for name, shape in {
-            "input_layernorm": (HIDDEN,),
-            "post_attention_layernorm": (HIDDEN,),
-            "self_attn.q_proj": (HEADS * SIZE, HIDDEN),
-            "self_attn.k_proj": (SHARED * SIZE, HIDDEN),
-            "self_attn.v_proj": (SHARED * SIZE, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * SIZE),
+            "input_layernorm": (wide,),
+            "post_attention_layernorm": (wide,),
+            "self_attn.q_proj": (HEADS * SIZE, wide),
+            "self_attn.k_proj": (SHARED * SIZE, wide),
+            "self_attn.v_proj": (SHARED * SIZE, wide),
+            "self_attn.o_proj": (wide, HEADS * SIZE),
             "self_attn.q_norm": (SIZE,),
             "self_attn.k_norm": (SIZE,),
-            "mlp.gate_proj": (INNER, HIDDEN),
-            "mlp.up_proj": (INNER, HIDDEN),
-            "mlp.down_proj": (HIDDEN, INNER),
+            "mlp.gate_proj": (inner, wide),
+            "mlp.up_proj": (inner, wide),
+            "mlp.down_proj": (wide, inner),
         }.items():
             found[f"layers.{layer}.{name}.weight"] = shape
     if config.get("markov_rank"):
-        found |= {
-            "markov_head.markov_w1.weight": (VOCABULARY, RANK),
-            "markov_head.markov_w2.weight": (VOCABULARY, RANK),
-        }
+        found |= {f"markov_head.markov_w{number}.weight": (vocabulary, RANK) for number in (1, 2)}
     if config.get("markov_head_type") == "gated":
-        found |= {"markov_head.gate_proj.weight": (RANK, HIDDEN + RANK), "markov_head.gate_proj.bias": (RANK,)}
+        found |= {"markov_head.gate_proj.weight": (RANK, wide + RANK), "markov_head.gate_proj.bias": (RANK,)}
     if config.get("markov_head_type") == "rnn":
-        found |= {"markov_head.joint_proj.weight": (3 * RANK, 2 * RANK + HIDDEN)}
+        found |= {"markov_head.joint_proj.weight": (3 * RANK, 2 * RANK + wide)}
         found |= {"markov_head.joint_proj.bias": (3 * RANK,)}
     if config.get("enable_confidence_head"):
-        seen = HIDDEN + (RANK if config["confidence_head_with_markov"] else 0)
+        seen = wide + (RANK if config["confidence_head_with_markov"] else 0)
         found |= {"confidence_head.proj.weight": (1, seen), "confidence_head.proj.bias": (1,)}
     return found
 
