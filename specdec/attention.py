@@ -7,6 +7,7 @@ transformers under `NAME`, and what it does not know goes to transformers' own s
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 NAME = "specdec_grouped"
 # What may be asked for beside the arguments and changes nothing, because the mask says it or nothing is trained.
@@ -52,12 +54,13 @@ def grouped(
 
 def _repeated(mask: Tensor, shared: int) -> Tensor:
     """The mask [B, 1, T, S] for all heads of a group, [B, 1, shared * T, S]; made once a forward for all layers."""
-    if _masks is None or is_compiling():
+    masks = _masks  # another thread may end its forward, and what it knew, at any time
+    if masks is None or is_compiling():
         return mask.repeat(1, 1, shared, 1)
     key = (id(mask), shared)
-    if key not in _masks:
-        _masks[key] = mask, mask.repeat(1, 1, shared, 1)  # a mask that is held lends its id to no other
-    return _masks[key][1]
+    if key not in masks:
+        masks[key] = mask, mask.repeat(1, 1, shared, 1)  # a mask that is held lends its id to no other
+    return masks[key][1]
 
 
 _masks: dict[tuple[int, int], tuple[Tensor, Tensor]] | None = None  # of the forward that runs
@@ -68,6 +71,20 @@ def _nothing(asked: Any) -> bool:
 
 
 AttentionInterface.register(NAME, grouped)
+# For whoever uses the model from another thread: without masks of its own name a model would attend without any.
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def asks_by_name(model: nn.Module) -> bool:
+    """Whether layers of a model compare its implementation with sdpa: under another name they attend otherwise."""
+    layers = {type(module) for module in model.modules() if not isinstance(module, PreTrainedModel)}
+    kinds = {kind for layer in layers for kind in layer.__mro__ if kind is not nn.Module}
+    functions = (inspect.unwrap(value) for kind in kinds for value in vars(kind).values() if callable(value))
+    return any(_names_sdpa(function.__code__.co_consts) for function in functions if hasattr(function, "__code__"))
+
+
+def _names_sdpa(constants: Any) -> bool:
+    return any(one == "sdpa" or (isinstance(one, tuple | frozenset) and _names_sdpa(one)) for one in constants)
 
 
 @contextmanager

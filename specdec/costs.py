@@ -82,8 +82,9 @@ class Costs:
         for name, rows, cells in ((part, *place) for part in _PARTS for place in surfaces[part].items()):
             if rows < 1 or min(cells, default=-1) < 0 or not all(0 <= value < math.inf for value in cells.values()):
                 raise ValueError(f"got {name} {{{rows}: {cells}}}, wanted rows from 1, tokens from 0, seconds from 0")
-            if name == "verify" and not cells.get(0):
-                raise ValueError(f"verify: knows no plain step of {rows} rows, wanted the seconds of 0 draft tokens")
+            if name == "verify" and not all((cells.get(0), *cells.values())):
+                why = f"verify: knows no plain step of {rows} rows, or steps that take no time"
+                raise ValueError(f"{why}; wanted seconds above 0, those of 0 draft tokens among them")
         if not 0 <= costs.catch_up < math.inf:
             raise ValueError(f"got catch_up {costs.catch_up}, wanted seconds from 0")
         return costs
@@ -287,13 +288,13 @@ def _over(surface: Surface, rows: int, width: int) -> float:
 
 
 def line(points: Mapping[int, float], at: int) -> float:
-    """Straight lines through the points, the first and the last going on; never below 0, and past the last point never
-    below that: more work takes no less time, though a line that falls, as other kernels make it, would say so.
+    """Straight lines through the points, the first and the last going on; past the last point never below that, since
+    more work takes no less time, and before the first never below its share of that, as if work were done in parts.
     """
     places = sorted(points)
     if len(places) == 1:
         return points[places[0]]
     index = next((index for index, place in enumerate(places[1:-1], 1) if at <= place), len(places) - 1)
     low, high = places[index - 1], places[index]
-    least = points[high] if at > places[-1] else 0.0
+    least = points[high] if at > places[-1] else points[low] * at / low if 0 < at < low else 0.0
     return max(least, points[low] + (points[high] - points[low]) * (at - low) / (high - low))

@@ -8,7 +8,7 @@ the head gets a prepared copy.
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, NoReturn, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ _LARGE = 1 << 20
 _FEW, _COLUMNS_OF_FEW = 2, 4
 _ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 _ops: Any = torch.ops.mkldnn
+_BOUND = "a prepared linear layer stays as it is; to copy, move, convert or save the model, load it with packed: false"
 
 
 @final
@@ -38,13 +39,23 @@ class PackedLinear(nn.Module):
 
     def forward(self, columns: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        if self._large and 0 < (count := columns.numel() // self.in_features) <= _FEW:
+        if self._large and 0 < (count := columns.shape[:-1].numel()) <= _FEW:
             copies = columns.reshape(count, -1).repeat(_COLUMNS_OF_FEW // count, 1)
             return self._product(copies)[:count].reshape(*columns.shape[:-1], -1)
         return self._product(columns)
 
     def _product(self, columns: Tensor) -> Tensor:
         return _ops._linear_pointwise(columns, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]  # untyped
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # torch has few operations on such a weight, and names none that failed
+            raise RuntimeError(_BOUND) from error
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise RuntimeError(_BOUND)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -75,7 +86,10 @@ def _let_go(model: nn.Module) -> None:
 
 def _gains(linear: nn.Linear) -> bool:
     weight = linear.weight
-    return weight.device.type == "cpu" and weight.numel() >= _LEAST and _exact(weight.dtype)
+    large = weight.device.type == "cpu" and weight.numel() >= _LEAST
+    # Quantized weights are of a type of their own; hooks and another forward would be lost.
+    plain = type(weight) is nn.Parameter and not linear._forward_hooks and not linear._forward_pre_hooks
+    return large and plain and "forward" not in vars(linear) and _exact(weight.dtype)
 
 
 def _exact(dtype: torch.dtype) -> bool:
@@ -90,11 +104,12 @@ _tried: dict[torch.dtype, bool] = {}
 
 def _agrees(dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(0)
-    linear = nn.Linear(96, 80, dtype=dtype)
+    # Neither the caller's random numbers nor a default device of theirs have a part in it.
+    linear = nn.Linear(96, 80, device="meta", dtype=dtype).to_empty(device="cpu")
     with torch.no_grad():
         for parameter in linear.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        columns = torch.randn((2, 5, 96), generator=generator, dtype=torch.float32).to(dtype)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu"))
+        columns = torch.randn((2, 5, 96), generator=generator, device="cpu", dtype=torch.float32).to(dtype)
         wanted = nn.functional.linear(columns.double(), linear.weight.double(), linear.bias.double())
         try:
             packed = PackedLinear(linear)

@@ -18,7 +18,7 @@ def alike(lengths: Sequence[int], device: torch.device) -> list[list[int]]:
         device: where the forward runs.
     """
     if device.type != "cpu":
-        return [list(range(len(lengths)))]
+        return [list(range(len(lengths)))] if lengths else []
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if groups and lengths[groups[-1][0]] - lengths[index] <= _WORTH_A_FORWARD:

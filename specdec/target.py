@@ -6,8 +6,8 @@ itself is never changed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self, final
 
 import torch
@@ -15,7 +15,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from specdec import memory, tree
-from specdec.attention import without_copies
+from specdec.attention import NAME, asks_by_name, without_copies
 from specdec.errors import ModelError
 from specdec.graphs import WIDEST, Graphs, Kind, refusals
 from specdec.kv import KVCacheManager, StagedCache
@@ -82,6 +82,8 @@ class Target:
         self.context = int(getattr(self.config, "max_position_embeddings", None) or kv.tokens)
         self.device = model.get_input_embeddings().weight.device
         self.eos_ids = _eos_ids(model, self.config, tokenizer)
+        named = asks_by_name(model)
+        self._attending: Callable[[Any], AbstractContextManager[Any]] = nullcontext if named else without_copies
         self._additive = self.config._attn_implementation == "eager"
         self._window = getattr(self.config, "sliding_window", None)
         self._layer_types = _layer_types(self.config)
@@ -139,14 +141,14 @@ class Target:
         width = span.tokens.shape[1]
         if self.shapes is not None and logits and not taps and span.parents is None and width <= WIDEST:
             begins, end = self.kv.reach(slots, span.sizes, offset)
-            with torch.inference_mode(), without_copies(self.config):
+            with torch.inference_mode(), self._attending(self.config):
                 return Forward(self.shapes.run(self._step, slots, span.tokens, begins, span.sizes, end), {})
         staged = self.kv.stage(slots, span.sizes, width, offset, device=self.device)
         # A copy that blocks would wait for everything the device has yet to do.
         starts, sizes = torch.tensor((staged.where.starts, span.sizes)).to(self.device, non_blocking=True)
         seen = None if span.parents is None else tree.ancestors(span.parents)
         arguments = self._arguments(span.tokens, starts, sizes, staged, seen)
-        with torch.inference_mode(), without_copies(self.config), self._tapped(taps) as hidden:
+        with torch.inference_mode(), self._attending(self.config), self._tapped(taps) as hidden:
             if logits:
                 out = self.model(**arguments).logits.to(self.device)
             else:
@@ -277,6 +279,7 @@ def _unsupported(model: Any, config: Any, kv: KVCacheManager) -> list[str]:
     if getattr(model.config, "is_encoder_decoder", False):
         problems.append(f"{kind} is an encoder-decoder; wanted a decoder-only model")
     attention = getattr(config, "_attn_implementation", None)
+    attention = "sdpa" if attention == NAME else attention  # another thread runs the model just now
     if attention not in _ATTENTION:
         problems.append(f"{kind}: attn_implementation {attention!r} takes no explicit mask; try 'sdpa' or 'eager'")
     if strange := sorted(set(_layer_types(config)) - _LAYER_TYPES):

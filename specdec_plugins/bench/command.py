@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _OURS = "specdec"
 _BASELINE = "transformers generate"
+_MOST = 2**16  # of prompts, rows, new tokens and draft tokens that anybody could mean
+_PARTS = ("prefill", "draft", "verify", "rest")
+_COUNT = click.IntRange(1, _MOST)
 _SPACE = 16  # cells of a cache row beyond prompt, new tokens and drafts
 
 
@@ -24,9 +28,9 @@ _SPACE = 16  # cells of a cache row beyond prompt, new tokens and drafts
 @click.argument("target")
 @click.argument("draft")
 @click.option("--prompts", type=click.Path(path_type=Path), required=True, help="JSON Lines, as of task jsonl.")
-@click.option("--limit", type=click.IntRange(1), default=8, show_default=True, help="Prompts.")
-@click.option("-k", "width", type=click.IntRange(1), default=4, show_default=True, help="num_speculative_tokens.")
-@click.option("--new-tokens", type=click.IntRange(1), default=64, show_default=True, help="At most, of each prompt.")
+@click.option("--limit", type=_COUNT, default=8, show_default=True, help="Prompts.")
+@click.option("-k", "width", type=_COUNT, default=4, show_default=True, help="num_speculative_tokens.")
+@click.option("--new-tokens", type=_COUNT, default=64, show_default=True, help="At most, of each prompt.")
 @click.option("--rows", default="1", show_default=True, help="Prompts at once, as 1,4,8.")
 @click.option("--verifier", "verifiers", multiple=True, help="A rule of ours (standard); again for more.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
@@ -59,10 +63,12 @@ def bench(
     from specdec_plugins.bench.sides import Task
 
     counts = _counts(rows)
+    if not math.isfinite(temperature):
+        raise RecipeError(f"--temperature {temperature}: wanted a finite number, such as 1")
     model, tokenizer = load(target, dtype=dtype)
     ids = _ids(prompts, limit, tokenizer)
     task = Task(new_tokens, temperature, _ends(model, tokenizer, counts[0]))
-    wanted = verifiers or ("standard",)
+    wanted = tuple(dict.fromkeys(verifiers)) or ("standard",)
     sides = [
         side
         for side in (
@@ -80,7 +86,11 @@ def bench(
     ]
     if not sides:
         raise RecipeError(f"--only {' --only '.join(only)}: no side has that in its name")
-    found = race(sides, ids, rounds, lambda text: click.echo(text, err=True))
+    try:
+        found = race(sides, ids, rounds, lambda text: click.echo(text, err=True))
+    except KeyboardInterrupt:
+        click.echo("interrupted; nothing is kept, the same command begins anew", err=True)
+        raise SystemExit(130) from None
     device = model.get_input_embeddings().weight.device
     machine = {"read_bandwidth": read_bandwidth(device), "weights": weights_read(model)}
     ours = [side.name for side in sides if side.name.startswith(_OURS)]
@@ -101,8 +111,8 @@ def _counts(rows: str) -> list[int]:
         found = [int(part) for part in rows.split(",")]
     except ValueError as error:
         raise RecipeError(f"--rows {rows}: wanted whole numbers with commas between them, such as 1,4,8") from error
-    if min(found) < 1 or len(set(found)) < len(found):
-        raise RecipeError(f"--rows {rows}: wanted different numbers from 1, such as 1,4,8")
+    if min(found) < 1 or max(found) > _MOST or len(set(found)) < len(found):
+        raise RecipeError(f"--rows {rows}: wanted different numbers from 1 to {_MOST}, such as 1,4,8")
     return found
 
 
@@ -159,32 +169,39 @@ def _own(
 ) -> list[Side]:
     """This library, without and with a draft."""
     from specdec import Target
-    from specdec.registry import load
     from specdec_plugins.bench.sides import Ours
     from specdec_plugins.drafters.model import DraftModel
     from specdec_plugins.drafters.none import NoDraft
     from specdec_plugins.kv.slab import Slab
 
-    cells = max(map(len, prompts)) + task.new_tokens + width + _SPACE
+    need = max(map(len, prompts)) + task.new_tokens
     sides: list[Side] = []
     for rows in counts:
-        target = Target(model, tokenizer, kv=Slab(rows=rows, tokens=cells))
+        target = Target(model, tokenizer, kv=Slab(rows=rows, tokens=need + width + _SPACE))
+        if need > target.context:  # others would go on past it
+            raise RecipeError(
+                f"--new-tokens {task.new_tokens}: with the longest prompt that makes {need} tokens, and the target has "
+                f"a context of {target.context}; try fewer, or other prompts"
+            )
         drafter = DraftModel(model=draft[0], tokenizer=draft[1], num_speculative_tokens=width)
-        plain = load("verifiers", "standard")()
+        plain = _rule("standard")
         sides.append(Ours(_named("specdec none", rows), rows, (model,), target, NoDraft(), plain, task))
         sides += [
-            Ours(
-                _named(f"specdec {name}", rows),
-                rows,
-                (model, draft[0]),
-                target,
-                drafter,
-                load("verifiers", name)(),
-                task,
-            )
+            Ours(_named(f"specdec {name}", rows), rows, (model, draft[0]), target, drafter, _rule(name), task)
             for name in verifiers
         ]
     return sides
+
+
+def _rule(name: str) -> Any:
+    """A verifier as it is without options."""
+    from specdec.options import describe
+    from specdec.registry import load
+
+    rule = load("verifiers", name)
+    if missing := [option.name for option in describe(rule) if option.default is None]:
+        raise RecipeError(f"--verifier {name}: needs {', '.join(missing)}, and rules have no options here; try another")
+    return rule()
 
 
 def _rivals(name: str, sides: Sequence[Side]) -> list[str]:
@@ -235,21 +252,8 @@ def _show(
 ) -> None:
     from specdec.numerals import one, percent, times, two
 
-    lines = [
-        [
-            "side",
-            "tokens/s",
-            "tau",
-            "prefill",
-            "draft",
-            "verify",
-            "rest",
-            "bandwidth",
-            "predicted",
-            "measured",
-            "memory",
-        ]
-    ]
+    names = ("side", "tokens/s", "tau", *_PARTS, "bandwidth", "predicted", "measured", "memory")
+    lines: list[Sequence[str]] = [names]
     for side in sides:
         facts = _facts(side, found, machine)
         shares = facts.get("shares", {})
@@ -258,7 +262,7 @@ def _show(
                 side.name,
                 one(facts["tokens_per_second"]),
                 two(facts.get("acceptance_length")),
-                *(percent(shares.get(name)) for name in ("prefill", "draft", "verify", "rest")),
+                *(percent(shares.get(name)) for name in _PARTS),
                 percent(facts.get("bandwidth_share")),
                 times(facts.get("predicted")),
                 times(facts.get("speedup")),

@@ -72,7 +72,9 @@ def race(
         side.reset()
     for turn in range(rounds * len(prompts)):
         first = turn % len(prompts)
-        for side in sides if turn % 2 == 0 else reversed(sides):
+        # Groups of any size go forwards as often as backwards, and a prompt the other way in the next round.
+        backwards = (turn // len(prompts) + first // size + first % size) % 2
+        for side in reversed(sides) if backwards else sides:
             if first % size % side.rows:
                 continue  # it had this prompt with the ones before
             last = min(first + side.rows, first - first % size + size, len(prompts))

@@ -127,7 +127,7 @@ class Transformers(Side):
             attention_mask=mask,
             do_sample=bool(self.task.temperature),
             max_new_tokens=self.task.new_tokens,
-            eos_token_id=list(self.task.ends),
+            eos_token_id=list(self.task.ends) or None,
             pad_token_id=0,
             repetition_penalty=1.0,  # generation configs set one, and greedy decoding would read it
             **sampled,

@@ -65,6 +65,12 @@ def test_everybody_says_the_same_in_one_table_and_one_document(prompts, alone):
         (["--rows", "1,x"], "--rows 1,x: wanted whole numbers"),
         (["--rows", "2,2"], "--rows 2,2: wanted different numbers"),
         (["--only", "nobody"], "--only nobody: no side has that in its name"),
+        (["--rows", "1,65537"], "--rows 1,65537: wanted different numbers from 1 to 65536"),
+        (["--temperature", "nan"], "--temperature nan: wanted a finite number"),
+        (["--temperature", "inf"], "--temperature inf: wanted a finite number"),
+        (["--new-tokens", 10**10], "Invalid value for '--new-tokens'"),
+        (["--new-tokens", 1020], "--new-tokens 1020: with the longest prompt that makes 1035 tokens, and the target"),
+        (["--verifier", "judge"], "--verifier judge: needs weights, and rules have no options here"),
     ],
 )
 def test_what_cannot_be_raced_is_one_sentence(prompts, alone, options, said):
@@ -90,15 +96,43 @@ class Counting(Side):
         return [list(prompt) for prompt in prompts]
 
 
-# Catches: one side that always goes first, groups that are not shared, prompts beyond the rows of a side.
+# Catches: one side that always goes first, of groups too, groups that are not shared, prompts beyond a side's rows.
 def test_sides_take_turns_over_the_same_prompts():
     log = []
     sides = [Counting("one", 1, log), Counting("two", 2, log)]
     found = race(sides, [(1,), (1, 2), (1, 2, 3)], rounds=1)
     warm = [("one", 0, 1), ("two", 0, 2)]
-    assert log == [*warm, ("one", 0, 1), ("two", 0, 2), ("one", 1, 1), ("one", 2, 1), ("two", 2, 1)]
+    assert log == [*warm, ("one", 0, 1), ("two", 0, 2), ("one", 1, 1), ("two", 2, 1), ("one", 2, 1)]
     assert [len(lap.tokens) for lap in found["two"].laps] == [1, 2, 3]
     assert found["one"].memory >= machine.weights(sides[0].models[0]) == 4 * (15 + 5)
+
+
+# Catches: an order that turns around in every second turn only, of which groups of an even size see one half.
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
+def test_either_of_two_sides_goes_first_as_often(rows):
+    log = []
+    race([Counting("one", rows, log), Counting("two", rows, log)], [(1,)] * 2 * rows, rounds=2)
+    firsts = [name for name, *_ in log[2::2]]
+    assert firsts.count("one") == firsts.count("two")
+
+
+# Catches: a rule that is raced against itself under one name, whose prompts are then counted twice.
+def test_a_rule_that_is_named_twice_runs_once(prompts, alone):
+    options = ["--prompts", prompts, "--dtype", "float32", "--new-tokens", 2, "--only", "specdec"]
+    done = bench("random:llama", "random:llama", *options, "--verifier", "standard", "--verifier", "standard")
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout.splitlines()[-1])["sides"]) == ["specdec none", "specdec standard"]
+
+
+# Catches: a promise that the same command goes on, where nothing is kept.
+def test_an_interrupted_race_says_that_nothing_is_kept(prompts, alone, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec_plugins.bench.race.race", interrupted)
+    done = bench("random:llama", "random:llama", "--prompts", prompts, "--dtype", "float32", "--only", "specdec")
+    assert done.exit_code == 130
+    assert done.stderr.splitlines()[-1] == "interrupted; nothing is kept, the same command begins anew"
 
 
 def result(*laps):

@@ -220,6 +220,7 @@ def test_costs_that_are_left_out_are_measured():
         ({"verify": {"0": {"0": 1}}}, "got verify {0: {0: 1.0}}, wanted rows from 1"),
         ({"verify": {"1": {"0": -1}}}, "got verify {1: {0: -1.0}}, wanted rows from 1"),
         ({"verify": {"2": {"1": 1}}}, "verify: knows no plain step of 2 rows"),
+        ({"verify": {"2": {"0": 1, "4": 0}}}, "or steps that take no time; wanted seconds above 0"),
         ({"verify": {"1": {"0": 1}}, "catch_up": -1}, "got catch_up -1.0, wanted seconds from 0"),
     ],
 )
@@ -229,6 +230,13 @@ def test_a_table_that_is_none_is_one_sentence(costs, message):
     assert len(problems) == 1
     assert problems[0].startswith("scheduler.costs: ")
     assert message in problems[0]
+
+
+# Catches: a step of few rows that takes no time, by the line through the steps of many that were measured.
+def test_a_table_of_many_rows_is_enough_for_few():
+    costs = Costs.read({"draft": {8: {4: 0.02}}, "verify": {4: {0: 0.1}, 8: {0: 0.3, 4: 0.2}}})
+    seconds, plain, _ = decode(costs, never, new=100)
+    assert 0 < plain < seconds < 1.1 * plain
 
 
 def trimming():

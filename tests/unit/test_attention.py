@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from transformers import FalconConfig, FalconForCausalLM
 from transformers.integrations import sdpa_attention
 
 from specdec import attention
 from specdec.attention import NAME, grouped, without_copies
+from specdec.preflight import preflight
 from specdec.target import Target
 from specdec.types import Span
 from specdec_plugins.kv.slab import Slab
@@ -96,6 +98,47 @@ def test_a_mask_is_never_taken_for_one_that_is_gone():
             wanted, _ = sdpa_attention.sdpa_attention_forward(module, *given, mask)
             torch.testing.assert_close(grouped(module, *given, mask)[0], wanted, rtol=1e-12, atol=1e-12)
             del mask
+
+
+# Catches: a mask that another thread's forward forgets while it is made.
+def test_another_thread_may_end_its_forward_meanwhile(monkeypatch):
+    class Mask:
+        def repeat(self, *_):
+            attention._masks = None
+            return "for all heads"
+
+    monkeypatch.setattr(attention, "_masks", {})
+    assert attention._repeated(Mask(), 3) == "for all heads"
+
+
+# Catches: a model that is refused because another thread runs it just now.
+def test_a_model_that_runs_elsewhere_makes_a_target():
+    model = Target.load("random:llama", kv=Slab(rows=1, tokens=64), attn_implementation="sdpa").model
+    with without_copies(model.config):
+        assert Target(model, kv=Slab(rows=1, tokens=64)).config is model.config
+
+
+# Catches: a model without a mask in a thread of the user's own, while a target runs it in another.
+def test_a_model_masks_its_padding_while_a_target_runs_it():
+    target = Target.load("random:llama", kv=Slab(rows=1, tokens=64), attn_implementation="sdpa")
+    given = {"input_ids": torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])}
+    given["attention_mask"] = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    with torch.inference_mode():
+        wanted = target.model(**given).logits
+        with without_copies(target.config):
+            found = target.model(**given).logits
+    torch.testing.assert_close(found[:, 2:], wanted[:, 2:])
+
+
+# Catches: layers that look for the name sdpa, do not find it and add a mask of truth values to their scores.
+def test_layers_that_ask_for_sdpa_by_name_find_it():
+    options = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "vocab_size": 272}
+    config = FalconConfig(alibi=False, bos_token_id=None, eos_token_id=None, **options)
+    target = Target(
+        FalconForCausalLM._from_config(config, attn_implementation="sdpa").eval(), kv=Slab(rows=2, tokens=64)
+    )
+    preflight(target)
+    assert not attention.asks_by_name(Target.load("random:llama", kv=Slab(rows=1, tokens=64)).model)
 
 
 # Catches: another implementation that somebody asked for, quietly replaced.

@@ -48,6 +48,12 @@ def test_costs_never_fall_past_what_was_measured():
     assert line({0: 60.0, 2: 110.0, 4: 76.0}, 3) == pytest.approx(93.0)
 
 
+# Catches: a step of few rows that costs nothing, where only steps of many rows were measured.
+def test_costs_before_what_was_measured_are_at_least_their_share():
+    assert line({4: 0.1, 8: 0.3}, 1) == pytest.approx(0.025)
+    assert line({4: 0.1, 8: 0.12}, 2) == pytest.approx(0.09)
+
+
 # Catches: prompts counted on one side only, a draft's prompts counted on both, tokens that are not paid a plain step.
 def test_the_speed_up_is_plain_seconds_over_speculative_seconds():
     costs = Costs.of(TIMINGS)

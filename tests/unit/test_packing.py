@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,54 @@ def test_a_route_that_computes_something_else_is_not_taken(monkeypatch):
     monkeypatch.setattr(packing, "_tried", {})
     monkeypatch.setattr(packing, "_ops", Wrong)
     assert pack(model(torch.float32)) == 0
+
+
+# Catches: hooks, another forward or a quantized weight that a prepared layer would lose in silence, or trip over.
+def test_layers_that_somebody_changed_stay_plain():
+    able(torch.float32)
+
+    class Quantized(torch.Tensor):
+        pass
+
+    changed = nn.ModuleList(nn.Linear(320, 272) for _ in range(5))
+    seen = []
+    changed[0].register_forward_hook(lambda *_: seen.append("after"))
+    changed[1].register_forward_pre_hook(lambda *_: seen.append("before"))
+    changed[2].forward = lambda columns: seen.append("instead")
+    changed[3].weight = nn.Parameter(changed[3].weight.detach().as_subclass(Quantized))
+    assert pack(changed) == 1
+    assert isinstance(changed[4], PackedLinear)
+    for layer in changed[:3]:
+        layer(torch.ones(320))
+    assert seen == ["after", "before", "instead"]
+
+
+# Catches: two columns' worth of numbers taken for two columns, where a plain layer refuses the width.
+def test_columns_of_another_width_are_refused():
+    able(torch.float32)
+    with pytest.raises(RuntimeError):
+        PackedLinear(nn.Linear(1024, 1030))(torch.ones(1, 2048))
+
+
+# Catches: an error that says nothing of prepared layers where somebody copies, moves, converts or saves a model.
+@pytest.mark.parametrize(
+    "what", [copy.deepcopy, pickle.dumps, lambda one: one.to(torch.float64), lambda one: one.half()]
+)
+def test_what_a_prepared_model_cannot_do_says_how_it_can_be_done(what):
+    able(torch.float32)
+    prepared = model(torch.float32)
+    pack(prepared)
+    with pytest.raises(RuntimeError, match="packed: false"):
+        what(prepared)
+    assert prepared.to("cpu").eval() is prepared
+
+
+# Catches: a user's random numbers that depend on whether something was prepared.
+def test_preparing_draws_no_random_numbers(monkeypatch):
+    monkeypatch.setattr(packing, "_tried", {})
+    before = torch.get_rng_state()
+    packing._exact(torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 # Catches: an option that is read and dropped.

@@ -26,6 +26,7 @@ def test_rows_of_like_length_go_together():
         assert all(above - longest > 0 for (_, longest), (above, _) in pairwise(ends))
 
 
-# Catches: many small forwards where arithmetic costs nothing.
+# Catches: many small forwards where arithmetic costs nothing, a forward of no row in every step without a prompt.
 def test_other_devices_take_all_rows_at_once():
     assert alike([100, 3, 90], ELSEWHERE) == [[0, 1, 2]]
+    assert alike([], ELSEWHERE) == []
