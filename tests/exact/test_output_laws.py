@@ -15,7 +15,7 @@ from specdec_plugins.verifiers.standard import Standard
 from specdec_plugins.verifiers.typical import Typical
 
 TOLERANCE = 1e-9
-MODELS = range(20)
+MODELS = range(12)  # all combinations of what `pair` makes of a number
 TREE = (-1, -1, 0, 0, 1, 1)
 
 

@@ -90,14 +90,21 @@ def on_the_line(case: tuple[str, dict]) -> bool:
     return family == "standard_or_set" or (family == "mixture" and case[1].get("defer") != "token")
 
 
-def rules(*claims: Callable[[tuple[str, dict]], bool], drawn: bool = False) -> Any:
-    """Every registered rule of which all claims hold, as `case`; with `drawn` the kind of law of its drafts, too."""
+def rules(*claims: Callable[[tuple[str, dict]], bool], drawn: bool = False, by_the_kit: bool = False) -> Any:
+    """Every registered rule of which all claims hold, as `case`; with `drawn` the kind of law of its drafts, too.
+
+    With `by_the_kit` the kit checks the same of every rule at its defaults (tests/conformance/test_check.py): here
+    rules that have options are looked at with others than those, and with the defaults in full.
+    """
     chosen = [case for case in CASES if all(claim(case) for claim in claims)]
-    if not drawn:
-        return pytest.mark.parametrize("case", chosen, ids=label)
     laws = [(case, law) for case in chosen for law in ("dense", "point") if law == "dense" or takes_points(case)]
+    values = laws if drawn else [(case,) for case in chosen]
+    twice = [(name, {}) for name, options in OPTIONS.items() if len(options) > 1] if by_the_kit else []
+    parameters = [pytest.param(*value, marks=pytest.mark.full if value[0] in twice else ()) for value in values]
     return pytest.mark.parametrize(
-        ("case", "law"), laws, ids=lambda value: value if isinstance(value, str) else label(value)
+        ("case", "law") if drawn else ("case",),
+        parameters,
+        ids=lambda value: value if isinstance(value, str) else label(value),
     )
 
 
@@ -128,9 +135,14 @@ def lossless(case: tuple[str, dict]) -> bool:
 CASES = cases()
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("head")
+
+
 @pytest.fixture
-def rule(case, tmp_path):
-    return make(*case, tmp_path)
+def rule(case, folder):
+    return make(*case, folder)
 
 
 def f64(*values: float) -> Tensor:
@@ -231,7 +243,7 @@ def test_every_option_is_explained(name):
 
 # Catches: a constant in another dtype, a law that does not sum to 1, work in place, a path longer than the draft, and a
 # rule that fails on an empty draft, on point masses, or on a tree that it says it walks.
-@rules()
+@rules(by_the_kit=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_verdict_is_a_law_in_the_dtype_of_the_scores(rule, dtype):
     for kind in KINDS:
@@ -277,7 +289,7 @@ def test_a_draft_kept_to_its_end_is_followed_by_the_target(rule):
 
 
 # Catches: rows that see each other, and padding that is looked at.
-@rules()
+@rules(by_the_kit=True)
 def test_rows_and_padding_do_not_matter_to_others(rule):
     draft, scores = batch(9, 4, 6, 3)
     whole = rule.verify(draft, scores, noise(9), None)
@@ -304,7 +316,7 @@ def test_rows_and_padding_do_not_matter_to_others(rule):
 
 
 # Catches: two formulas of one rule that drift apart, on every law, beside ties, zeros and greedy rows.
-@rules(pointwise)
+@rules(pointwise, by_the_kit=True)
 @pytest.mark.parametrize("dtype", SINGLE_AND_DOUBLE, ids=str)
 def test_accept_at_is_the_acceptance_at_the_drafted_token(rule, dtype):
     for kind, size in itertools.product(KINDS, (3, 8, 300)):
@@ -327,7 +339,7 @@ def test_accept_at_is_the_acceptance_at_the_drafted_token(rule, dtype):
 
 
 # Catches: a rule whose answer depends on the order of ids. Argmax does where there are ties.
-@rules(pointwise)
+@rules(pointwise, by_the_kit=True)
 def test_permuting_the_vocabulary_permutes_the_rule(rule):
     for kind in KINDS:
         if kind == "tied" and (rule.replacement == "argmax" or type(rule).__name__ == "Greedy"):
@@ -354,7 +366,7 @@ def test_tokens_that_tie_are_treated_alike(rule):
 
 
 # Catches: u <= a, a set without p > 0, and -1 read as the last id. Every uniform is 0.
-@rules(drawn=True)
+@rules(drawn=True, by_the_kit=True)
 def test_impossible_tokens_and_placeholders_are_never_kept(rule, case, law):
     p = f64(0.6, 0.4, 0.0, 0.0).view(1, 1, 4).repeat(4, 2, 1)
     q = f64(0.1, 0.1, 0.4, 0.4).view(1, 1, 4).repeat(4, 1, 1)
@@ -369,7 +381,7 @@ def test_impossible_tokens_and_placeholders_are_never_kept(rule, case, law):
 
 
 # Catches: a rule that says it dominates and does not, by the ratio, by rounding, or by another use of the noise.
-@rules(dominating, drawn=True)
+@rules(dominating, drawn=True, by_the_kit=True)
 @pytest.mark.parametrize("dtype", SINGLE_AND_DOUBLE, ids=str)
 def test_a_rule_that_dominates_keeps_at_least_what_standard_keeps_on_every_path(rule, law, dtype):
     standard = registry.load("verifiers", "standard")()
@@ -399,7 +411,7 @@ def pair(seed: int, size: int, depth: int = 4) -> tuple[Model, Model]:
 @rules(lossless)
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_lossless_rule_reproduces_the_target_over_three_tokens(rule, nodes):
-    for seed in range(8):
+    for seed in range(4):
         p, q = pair(seed, 3 + seed % 2)
         assert close(output_law(rule, p, q, chain(nodes), 3), token_law(p, 3)), seed
         law = output_law(rule, p, point_model(q), chain(nodes), 3, wrap=lambda tokens, probs: None)
@@ -436,7 +448,7 @@ def test_the_lossless_rules_are_these():
 
 
 # Catches: a rule that claims acceptance without its price; holds for any acceptance and any replacement.
-@rules(pointwise)
+@rules(pointwise, by_the_kit=True)
 def test_no_rule_deviates_less_than_its_acceptance_beyond_standard(rule):
     for kind in KINDS:
         for size in (2, 3, 6):
@@ -460,7 +472,7 @@ def test_a_rule_of_the_standard_or_mixture_kind_deviates_by_exactly_its_excess(r
 
 
 # Catches: diagnostics and decoder that speak of different rules: the same law through the real verify.
-@rules(pointwise, featureless)
+@rules(pointwise, featureless, by_the_kit=True)
 def test_the_law_of_the_implemented_rule_is_that_of_its_definition(rule):
     for seed in range(3):
         p, q = pair(seed, 4, 2)

@@ -45,10 +45,19 @@ def decode(family, drafter, scheduler, rows=4, verifier=None, **sampling):
 
 
 # Catches: budgets of another row, a draft cache with holes where the drafter was not asked, rows that join late.
-@pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["cheap", "dear"])
-@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.full), 4])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", ["llama", pytest.param("gemma3", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("family", "drafter", "rows", "costs"),
+    [
+        pytest.param(
+            family, drafter, rows, costs, id=f"{family}-{drafter}-{rows}-{name}",
+            marks=() if family == "llama" and rows != 2 and (turn + rows + (name == "dear")) % 2 else pytest.mark.full,
+        )
+        for family in ("llama", "gemma3")
+        for turn, drafter in enumerate(DRAFTERS)
+        for rows in (1, 2, 4)
+        for name, costs in (("cheap", CHEAP), ("dear", DEAR))
+    ],
+)  # fmt: skip
 def test_greedy_tokens_are_those_of_any_other_scheduler(family, drafter, rows, costs):
     scheduler = Adaptive(costs=costs, prefill_chunk=5)
     _, completions = decode(family, DRAFTERS[drafter](family), scheduler, rows)
