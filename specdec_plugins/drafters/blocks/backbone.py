@@ -33,7 +33,8 @@ class Shape:
     Attributes:
         num_taps: how many layers of the target are tapped.
         windows: the sliding window of each layer, or None.
-        causal: rows of a block see no later row of it.
+        causal: rows of a block see no later row of it, in layers without a window.
+        causal_windows: the same, in layers with one.
     """
 
     hidden_size: int
@@ -47,6 +48,7 @@ class Shape:
     num_taps: int
     windows: tuple[int | None, ...]
     causal: bool = False
+    causal_windows: bool = False
 
 
 @final
