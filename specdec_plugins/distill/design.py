@@ -85,13 +85,13 @@ def design(section: DrafterSection, target: Target, texts: Iterable[Text]) -> Bl
     )
 
 
-def network(config: BlockConfig, section: DrafterSection, norm: Tensor, seed: int) -> Network:
+def network(config: BlockConfig, section: DrafterSection, size: Tensor, seed: int) -> Network:
     """The network with its first weights: those of a drafter to go on from, or random ones.
 
     Args:
         config: its sizes.
         section: the recipe's.
-        norm: weights of the target's final norm, [H].
+        size: how large each number of the target's last rows is, [H].
         seed: of random weights.
 
     Raises:
@@ -100,9 +100,9 @@ def network(config: BlockConfig, section: DrafterSection, norm: Tensor, seed: in
     """
     if section.start is None:
         made = Network(checkpoint.BlockModel.empty(config))
-        start(made, norm, seed)
+        start(made, size, seed)
         return made
-    model = checkpoint.load(Path(section.start).expanduser(), dtype=norm.dtype)
+    model = checkpoint.load(Path(section.start).expanduser(), dtype=size.dtype)
     ours, theirs = attrs.asdict(config), attrs.asdict(model.config)
     if different := [name for name in ours if ours[name] != theirs[name]]:
         raise CompatibilityError(

@@ -46,6 +46,11 @@ def tap(target: Target, texts: Sequence[Text], taps: tuple[int, ...]) -> list[Fe
     ]
 
 
+def size_of(features: Sequence[Features]) -> Tensor:
+    """How large each number of the target's last rows is, float32 [H]."""
+    return torch.cat([found.final for found in features]).float().square().mean(0).sqrt()
+
+
 def head_of(target: Target) -> Tensor:
     """The target's head as a plain matrix [V, H]."""
     weight: Tensor = target.model.get_output_embeddings().weight.detach()

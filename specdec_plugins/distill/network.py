@@ -49,7 +49,7 @@ class Network(nn.Module):
         """
         lengths = [len(rows) for rows in features]
         context = self.backbone.context(torch.cat(list(features)).unsqueeze(0)).squeeze(0)
-        padded = pad_sequence(list(context.split(lengths)), batch_first=True)
+        padded = pad_sequence(list(torch.split(context, lengths)), batch_first=True)
         cache = Joined()
         places = torch.arange(padded.shape[1], device=padded.device).expand(len(lengths), -1)
         self.backbone.write(padded, places, cache)
@@ -57,17 +57,13 @@ class Network(nn.Module):
         return rows.view(*blocks.positions.shape, -1)  # type: ignore[no-any-return]  # torch modules are untyped when called
 
 
-def start(network: Network, norm: Tensor, seed: int) -> None:
-    """First weights: rows as long as the target's own, whose norm has these weights [H], and no bias from the token
-    before.
-    """
+def start(network: Network, size: Tensor, seed: int) -> None:
+    """First weights: numbers of rows as large as the target's own, `size` [H], and no bias from the token before."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in network.parameters():
+        for name, parameter in network.named_parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5, generator=generator)
-        for layer in network.backbone.layers:
-            for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                linear.weight.mul_(0.1)
-        network.backbone.norm.weight.copy_(norm)
+                less = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                nn.init.normal_(parameter, std=less * parameter.shape[1] ** -0.5, generator=generator)
+        network.backbone.norm.weight.copy_(size)
         network.markov_head.markov_w2.weight.zero_()

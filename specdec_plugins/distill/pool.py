@@ -15,6 +15,7 @@ import torch
 from attrs import define, field
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from specdec_plugins.distill.corpus import Text
 from specdec_plugins.distill.features import Features
@@ -90,7 +91,7 @@ class Pool:
 
     def _write(self, number: int) -> None:
         found = self.tap(self.groups[number])
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for place, features in enumerate(found):
             tensors |= {f"{place}.tapped": features.tapped, f"{place}.final": features.final}
         temporary = self._path(number).with_suffix(".new")

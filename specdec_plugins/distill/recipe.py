@@ -220,7 +220,7 @@ def _placed(data: DataSection, folder: Path) -> tuple[DataSection, list[str]]:
     problems: list[str] = []
     if not (data.texts or data.prompts or data.samples):
         problems.append("data: got no file, wanted some under texts, prompts or samples")
-    placed: dict[str, tuple[str, ...]] = {}
+    placed: dict[str, Any] = {}
     for name in ("texts", "prompts", "samples"):
         found = []
         for file in getattr(data, name):

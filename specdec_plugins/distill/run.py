@@ -10,17 +10,18 @@ from typing import Any, final
 
 import torch
 from attrs import define, field
+from torch import Tensor
 
 from specdec.encoding import has_template, prompt_ids
 from specdec.environment import environment
 from specdec.errors import DataError
 from specdec.loading import load
-from specdec.target import FINAL, Target
+from specdec.target import Target
 from specdec.task import samples_of
 from specdec_plugins.distill import corpus, sampling
 from specdec_plugins.distill.card import card
 from specdec_plugins.distill.design import design, network
-from specdec_plugins.distill.features import Features, head_of, tap
+from specdec_plugins.distill.features import Features, head_of, size_of, tap
 from specdec_plugins.distill.folder import CURVE, DRAFTER, ENVIRONMENT, FEATURES, RESULTS, SAMPLES, Folder
 from specdec_plugins.distill.measure import Curve
 from specdec_plugins.distill.pool import GROUP, Pool, groups_of
@@ -76,7 +77,6 @@ class Run:
         longest = max(len(text.tokens) for text in texts)
         target = Target(model, tokenizer, kv=Slab(rows=GROUP, tokens=max(2, longest)))
         config = design(recipe.drafter, target, texts)
-        trainer = self._trainer(target, config, learnt)
         about = environment(target)
         self.folder.write(ENVIRONMENT, json.dumps(about, indent=2) + "\n")
         seen = [
@@ -84,6 +84,7 @@ class Run:
             for first in range(0, len(held), GROUP)
             for features in self._tap(target, config, held[first : first + GROUP])
         ]
+        trainer = self._trainer(target, config, learnt, size_of(seen))
         self.tell(
             f"{len(learnt)} texts of {sum(len(text.tokens) for text in learnt)} tokens, {len(held)} held out; "
             f"{sum(parameter.numel() for parameter in trainer.network.parameters()) / 1e6:.1f} million parameters"
@@ -121,12 +122,10 @@ class Run:
     def _tap(self, target: Target, config: BlockConfig, texts: Sequence[corpus.Text]) -> list[Features]:
         return tap(target, texts, config.taps)
 
-    def _trainer(self, target: Target, config: BlockConfig, texts: Sequence[corpus.Text]) -> Trainer:
+    def _trainer(self, target: Target, config: BlockConfig, texts: Sequence[corpus.Text], size: Tensor) -> Trainer:
         recipe, options = self.recipe, self.recipe.train
         head = head_of(target)
-        norm = target._module(FINAL).weight.detach().float()
-        made = network(config, recipe.drafter, norm, recipe.seed)
-        made.to(target.device)
+        made = network(config, recipe.drafter, size, recipe.seed).to(target.device)
         common = frequent(texts, len(head) if options.vocabulary is None else options.vocabulary * 3 // 4)
         groups = groups_of(texts, recipe.seed)
         row = (len(config.taps) + 1) * config.shape.hidden_size * head.element_size()
@@ -171,7 +170,10 @@ class Run:
                 self.tell(_line(step, trainer.last, pace, mean, learning=learning))
                 parts = []
             if learning and (step % options.measure == 0 or step == options.steps):
-                entry = {"step": step, "curves": {name: _plain(one) for name, one in trainer.curves(held).items()}}
+                entry: dict[str, Any] = {
+                    "step": step,
+                    "curves": {name: _plain(one) for name, one in trainer.curves(held).items()},
+                }
                 self.folder.log(entry)
                 curves.append(entry)
                 self._table(curves)

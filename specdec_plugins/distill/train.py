@@ -120,7 +120,7 @@ class Trainer:
             hidden = self._rows(blocks, features)
             codes = self.network.markov_head.codes(blocks.previous, hidden)
         bias = self.network.markov_head.markov_w2.weight
-        loss, shares = Divergence.apply(
+        loss, shares = Divergence.apply(  # type: ignore[no-untyped-call]  # torch functions are untyped
             hidden[taken].float(),
             codes[taken].float(),
             bias if ids is None else bias[ids],
@@ -145,7 +145,7 @@ class Trainer:
         logits = self.network.confidence_head(rows, embedded)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, chances)
         self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # the same
         left = 1 - (self.step - self.options.steps) / max(1, self.options.confidence_steps)
         self._descend(0.0, _CONFIDENCE_RATE * left)
         error = (logits.sigmoid() - chances).abs().mean()

@@ -1,0 +1,118 @@
+"""A tiny target that knows a small grammar, and a drafter trained on it: what random weights cannot show.
+
+A text goes round one of a few cycles of symbols, from a random place on. Every symbol stands in many places, so the
+next one follows from the place in the cycle alone, which a network can only know from what came before.
+"""
+
+import functools
+
+import torch
+from attrs import evolve
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from specdec.target import Target
+from specdec_plugins.distill.anchors import make
+from specdec_plugins.distill.corpus import Text
+from specdec_plugins.distill.design import design, network
+from specdec_plugins.distill.features import head_of, size_of, tap
+from specdec_plugins.distill.pool import GROUP, Pool, groups_of
+from specdec_plugins.distill.recipe import DrafterSection, TrainSection
+from specdec_plugins.distill.train import Trainer
+from specdec_plugins.distill.vocabulary import Lexicon, frequent
+from specdec_plugins.kv.slab import Slab
+
+SYMBOLS, CYCLES, PERIOD, LENGTH = 10, 3, 17, 40
+VOCABULARY, MASK = 16, 15
+BLOCK = 5
+
+
+def texts(count, seed=0):
+    """Ids [count, LENGTH]."""
+    generator = torch.Generator().manual_seed(7)
+    cycles = torch.randint(SYMBOLS, (CYCLES, PERIOD), generator=generator)
+    generator = torch.Generator().manual_seed(seed)
+    which = torch.randint(CYCLES, (count, 1), generator=generator)
+    begin = torch.randint(PERIOD, (count, 1), generator=generator)
+    return cycles[which, (begin + torch.arange(LENGTH)) % PERIOD]
+
+
+@functools.cache
+def model():
+    """A llama of three layers that has learnt the grammar. Tests must not change it."""
+    config = CONFIG_MAPPING["llama"](
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    optimiser = torch.optim.AdamW(made.parameters(), lr=3e-3)
+    for step in range(300):
+        ids = texts(32, seed=step)
+        logits = made(input_ids=ids).logits[:, 3:-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 4:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    made.generation_config.eos_token_id = None
+    return made.eval().requires_grad_(False)
+
+
+def target(rows=GROUP):
+    """It behind a cache."""
+    return Target(model(), kv=Slab(rows=rows, tokens=96))
+
+
+def trainer(folder, steps, **options):
+    """What trains a drafter on it."""
+    known = target()
+    learnt = [Text(str(index), tuple(ids), 4) for index, ids in enumerate(texts(128, seed=1000).tolist())]
+    section = DrafterSection(block_size=BLOCK, num_hidden_layers=2, taps=(0, 1, 2), markov_rank=8, mask_token_id=MASK)
+    config = design(section, known, learnt)
+    head = head_of(known)
+    return config, Trainer(
+        target=known,
+        network=network(config, section, size_of(tap(known, learnt[:GROUP], config.taps)), 0),
+        pool=Pool(folder, groups_of(learnt, 0), lambda group: tap(known, group, config.taps), 64, 1),
+        lexicon=Lexicon(head, frequent(learnt, VOCABULARY), None),
+        options=TrainSection(steps=steps, sequences=8, anchors=6, decay=1.0, learning_rate=3e-3, warm_up=20, **options),
+        size=BLOCK,
+        mask_id=MASK,
+        seed=0,
+    )
+
+
+def right(made, rows=16, *, late=False, moved=0, ahead=0, zeroed=False):
+    """How often the most probable token of each place of a block is the target's, along texts that are new to both.
+
+    Args:
+        made: a trainer.
+        rows: texts.
+        late: features stand one token behind their own.
+        moved: positions by which block rows are off.
+        ahead: tokens by which what is compared with is off.
+        zeroed: features are 0.
+    """
+    new = [Text(str(index), tuple(ids), 4) for index, ids in enumerate(texts(rows, seed=2000).tolist())]
+    known = target(rows)
+    features = tap(known, new, (0, 1, 2))
+    tapped = [found.tapped.roll(1, 0) if late else found.tapped * (not zeroed) for found in features]
+    blocks = make(new, [range(5, LENGTH - BLOCK - 2, 3)] * rows, BLOCK, MASK)
+    with torch.no_grad():
+        placed = evolve(blocks, positions=blocks.positions + moved)
+        hidden = made.network(known.embed(blocks.inputs.flatten(1)), placed, tapped)
+        bias = made.network.markov_head(blocks.previous, hidden)
+        guess = (known.head(hidden) + bias).argmax(-1)
+        final = torch.stack([found.final for found in features])
+        wanted = known.head(final).argmax(-1)[torch.arange(rows).view(-1, 1, 1), blocks.positions + ahead]
+    return (guess == wanted).double().mean((0, 1)).tolist()
