@@ -22,7 +22,7 @@ from specdec_plugins.distill.train import Trainer
 from specdec_plugins.distill.vocabulary import Lexicon, frequent
 from specdec_plugins.kv.slab import Slab
 
-SYMBOLS, CYCLES, PERIOD, LENGTH = 10, 3, 17, 40
+SYMBOLS, CYCLES, PERIOD, LENGTH = 6, 3, 17, 40
 VOCABULARY, MASK = 16, 15
 BLOCK = 5
 
