@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from specdec.errors import DataError, OutputError, RecipeError
-from specdec.registry import load, names, suggestion
+from specdec.registry import drafter_of, load, names, suggestion
 
 _PROMPTS = "prompts.jsonl"
 
@@ -22,8 +22,9 @@ _PROMPTS = "prompts.jsonl"
 def init(target: str, drafter: str | None, prompts: str | None, output: str) -> None:
     """Write a commented recipe for TARGET and DRAFTER.
 
-    TARGET is a model: a hub id, a folder, a file, or random:llama. DRAFTER is a smaller model of its family, or the
-    name of a drafter (see specdec ls drafters); prompt_lookup, when left out. No model is loaded.
+    TARGET is a model: a hub id, a folder, a file, or random:llama. DRAFTER is a smaller model of its family, a
+    folder with a block drafter, or the name of a drafter (see specdec ls drafters); prompt_lookup, when left out. No
+    model is loaded.
     """
     _refuse_missing("TARGET", target)
     entry = _drafter(drafter)
@@ -60,11 +61,15 @@ def _drafter(given: str | None) -> dict[str, str]:
     if given in known:
         if given == "model":
             raise RecipeError("DRAFTER: 'model' drafts with a model; give that model instead, such as random:llama:1")
+        from specdec.options import describe
+
+        if any(option.default is None for option in describe(load("drafters", given))):
+            raise RecipeError(f"DRAFTER: {given!r} drafts with a checkpoint; give the folder of one instead")
         return {"use": given}
     if hint := suggestion(given, known):
         raise RecipeError(f"DRAFTER: no drafter {given!r}{hint}; there are {', '.join(known)}, or a model")
     _refuse_missing("DRAFTER", given)
-    return {"use": "model", "model": given}
+    return {"use": drafter_of(given) or "model", "model": given}
 
 
 def _refuse_missing(what: str, model: str) -> None:

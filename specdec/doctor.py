@@ -24,8 +24,8 @@ from specdec.metrics import pool
 from specdec.noise import request_seed
 from specdec.options import build, describe, label_of
 from specdec.recipe import DataSection, TargetSection
+from specdec.registry import drafter_of, names, suggestion
 from specdec.registry import load as plugin
-from specdec.registry import names, suggestion
 from specdec.stopwatch import Watched, cells, follow, levels, time_steps, widths
 from specdec.target import Target
 from specdec.task import Sample, samples_of
@@ -181,7 +181,7 @@ def section_of(drafter: str | None) -> dict[str, Any]:
     near = suggestion(drafter, known)
     if near and not Path(drafter).exists() and "/" not in drafter:
         raise PluginError(f"drafter {drafter!r}: neither a drafter nor a folder{near}; there are {', '.join(known)}")
-    return {"use": "model", "model": drafter}
+    return {"use": drafter_of(drafter) or "model", "model": drafter}
 
 
 def shipped(limit: int | None = None) -> list[Sample]:
@@ -332,6 +332,8 @@ class _Patient:
         said = "staged forwards over ragged rows say what the model's own forward says"
         short = "left out: the context is too short for it"
         add(Finding("preflight", "ok", f"{said}{both}" if self.target.preflighted else short))
+        if drafter.summary:
+            add(Finding("drafter", "ok", drafter.summary))
         for text in drafter.notes:
             add(Finding("drafter", "note", text))
         if verifier.exactness == "lossy":

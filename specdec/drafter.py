@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,16 @@ class Drafter(ABC):
     def notes(self) -> list[str]:
         """What binding found worth saying, one sentence each."""
         return []
+
+    @property
+    def summary(self) -> str:
+        """What binding loaded and how much memory it takes, as a sentence; empty where it loaded nothing."""
+        return ""
+
+    @classmethod
+    def reads(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with this config.json is for this drafter, and no model that decodes by itself."""
+        return False
 
     @abstractmethod
     def bind(self, target: Target) -> None:

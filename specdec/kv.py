@@ -91,9 +91,9 @@ class KVCacheManager(ABC):
         self.lengths = [0] * rows
         self._free = set(range(rows))
 
-    def fork(self) -> Self:
-        """An empty manager with the same options and row numbers, for another model."""
-        return attrs.evolve(self)
+    def fork(self, *, more: int = 0) -> Self:
+        """An empty manager with the same options and row numbers, for another model; each row has `more` cells more."""
+        return attrs.evolve(self, tokens=self.tokens + more)
 
     @property
     def room(self) -> int:

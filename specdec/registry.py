@@ -10,9 +10,10 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, final
@@ -117,6 +118,20 @@ def name_of(kind: str, cls: type) -> str:
     """What `use:` calls a class: its entry point's name, or `module:Class`."""
     value = f"{cls.__module__}:{cls.__qualname__}"
     return next((plugin.name for plugin in plugins(kind) if plugin.value == value), value)
+
+
+def drafter_of(folder: str) -> str | None:
+    """The drafter that says the checkpoint in a folder is for it; None for a model that decodes by itself, a folder
+    without config.json, or no folder. Imports drafters only where there is a config."""
+    try:
+        config = json.loads((Path(folder).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    for plugin in plugins("drafters") if isinstance(config, dict) else ():
+        with suppress(PluginError):
+            if _import(plugin.kind, plugin.name, plugin.value).reads(config):
+                return plugin.name
+    return None
 
 
 def problem(plugin: Plugin) -> str | None:

@@ -23,9 +23,9 @@ def dump(data: Mapping[str, Any]) -> str:
 
 
 def shipped() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Names of the recipes that come with the package, those in a folder of it with the folder's name."""
     folder = Path(str(importlib.resources.files(_SHIPPED)))
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml"))
 
 
 def find(source: str) -> Path:
@@ -38,7 +38,7 @@ def find(source: str) -> Path:
     if is_file(path):
         return path
     packaged = Path(str(importlib.resources.files(_SHIPPED))) / f"{source}.yaml"
-    if "/" not in source and is_file(packaged):
+    if source in shipped():
         return packaged
     if is_folder(path):
         config = path / "config.yaml"  # what a run leaves

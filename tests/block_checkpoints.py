@@ -1,11 +1,17 @@
 """Tiny checkpoints of block drafters in exactly the published forms: keys and tensor names are written out here, and
-nothing of the loader is used."""
+the writer uses nothing of the loader. Below, the same drafters in memory for tiny targets."""
 
 import functools
 import json
 
 import torch
 from safetensors.torch import save_file
+
+from specdec_plugins.drafters.blocks.checkpoint import BlockModel
+from specdec_plugins.drafters.blocks.config import read
+from specdec_plugins.drafters.dflash import DFlash
+from specdec_plugins.drafters.dspark import DSpark
+from tests.families import tiny
 
 HIDDEN, INNER, HEADS, SHARED, SIZE, VOCABULARY, RANK = 32, 48, 4, 2, 8, 80, 6
 LAYERS, TARGET_LAYERS, TAPS, BLOCK = 2, 4, (0, 2), 5
@@ -79,34 +85,34 @@ DIALECTS = {
 
 def shapes(config):
     """Name and shape of every tensor, embedding and head of the target left out."""
-    found = {"fc.weight": (HIDDEN, len(TAPS) * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    sizes, own = config.get("transformer_layer_config", config), config.get("dflash_config", {})
+    taps = config.get("target_layer_ids") or own.get("target_layer_ids") or config.get("aux_hidden_state_layer_ids")
+    wide, vocabulary, inner = sizes["hidden_size"], sizes["vocab_size"], sizes["intermediate_size"]
+    found = {"fc.weight": (wide, len(taps or TAPS) * wide), "hidden_norm.weight": (wide,), "norm.weight": (wide,)}
     for layer in range(LAYERS):
         for name, shape in {
-            "input_layernorm": (HIDDEN,),
-            "post_attention_layernorm": (HIDDEN,),
-            "self_attn.q_proj": (HEADS * SIZE, HIDDEN),
-            "self_attn.k_proj": (SHARED * SIZE, HIDDEN),
-            "self_attn.v_proj": (SHARED * SIZE, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * SIZE),
+            "input_layernorm": (wide,),
+            "post_attention_layernorm": (wide,),
+            "self_attn.q_proj": (HEADS * SIZE, wide),
+            "self_attn.k_proj": (SHARED * SIZE, wide),
+            "self_attn.v_proj": (SHARED * SIZE, wide),
+            "self_attn.o_proj": (wide, HEADS * SIZE),
             "self_attn.q_norm": (SIZE,),
             "self_attn.k_norm": (SIZE,),
-            "mlp.gate_proj": (INNER, HIDDEN),
-            "mlp.up_proj": (INNER, HIDDEN),
-            "mlp.down_proj": (HIDDEN, INNER),
+            "mlp.gate_proj": (inner, wide),
+            "mlp.up_proj": (inner, wide),
+            "mlp.down_proj": (wide, inner),
         }.items():
             found[f"layers.{layer}.{name}.weight"] = shape
     if config.get("markov_rank"):
-        found |= {
-            "markov_head.markov_w1.weight": (VOCABULARY, RANK),
-            "markov_head.markov_w2.weight": (VOCABULARY, RANK),
-        }
+        found |= {f"markov_head.markov_w{number}.weight": (vocabulary, RANK) for number in (1, 2)}
     if config.get("markov_head_type") == "gated":
-        found |= {"markov_head.gate_proj.weight": (RANK, HIDDEN + RANK), "markov_head.gate_proj.bias": (RANK,)}
+        found |= {"markov_head.gate_proj.weight": (RANK, wide + RANK), "markov_head.gate_proj.bias": (RANK,)}
     if config.get("markov_head_type") == "rnn":
-        found |= {"markov_head.joint_proj.weight": (3 * RANK, 2 * RANK + HIDDEN)}
+        found |= {"markov_head.joint_proj.weight": (3 * RANK, 2 * RANK + wide)}
         found |= {"markov_head.joint_proj.bias": (3 * RANK,)}
     if config.get("enable_confidence_head"):
-        seen = HIDDEN + (RANK if config["confidence_head_with_markov"] else 0)
+        seen = wide + (RANK if config["confidence_head_with_markov"] else 0)
         found |= {"confidence_head.proj.weight": (1, seen), "confidence_head.proj.bias": (1,)}
     return found
 
@@ -145,3 +151,31 @@ def write(folder, config, tensors=None, *, shards=1):
     index = {"metadata": {"total_size": 1}, "weight_map": placed}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     return folder
+
+
+@functools.cache
+def networks(name, family="llama", layers=None, block=7, dtype=torch.float32, **changes):
+    """A drafter of a dialect for `tiny(family, layers=layers)` that drafts `block` tokens. Tests must not change it."""
+    layers = layers or tiny(family).config.num_hidden_layers
+    taps = list(range(layers - 1))[-2:]
+    config = DIALECTS[name]() | {"num_target_layers": layers}
+    if name.startswith("z-lab"):
+        config |= {"block_size": block + 1, "dflash_config": {"mask_token_id": 79, "target_layer_ids": taps}}
+    else:
+        config |= {"block_size": block, "target_layer_ids": taps}
+    config |= changes
+    made = BlockModel.empty(read(config, "config.json"))
+    drawn = weights(config)
+    with torch.no_grad():
+        for key, value in made.tensors().items():
+            value.copy_(drawn[key])
+    for _, part in made.parts:
+        part.requires_grad_(False).to(dtype)
+    return made
+
+
+def drafter(name, k=None, family="llama", *, layers=None, block=7, **options):
+    """One that drafts for `tiny(family, layers=layers)`."""
+    kind = DFlash if name.startswith("z-lab") else DSpark
+    given = {} if k is None else {"num_speculative_tokens": k}
+    return kind(**{"model": networks(name, family, layers, block), **given, **options})

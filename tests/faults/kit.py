@@ -17,6 +17,7 @@ from specdec_plugins.drafters.none import NoDraft
 from specdec_plugins.kv.slab import Slab
 from specdec_plugins.schedulers.continuous import Continuous
 from specdec_plugins.verifiers.standard import Standard
+from tests.block_checkpoints import networks
 from tests.families import tiny
 from tests.scripted import Scripted
 
@@ -26,8 +27,12 @@ FIRST, LAST = 10, 39
 COUNTING = (FIRST - 1, *range(FIRST, LAST + 1), FIRST - 1)
 NUMBERS = tuple(range(FIRST, LAST + 1))
 
-# Options that a registered drafter cannot do without; all others have defaults that make sense.
-REQUIRED = {"model": lambda family, **options: tiny(family, seed=1, **options)}
+# What registered drafters draft with that cannot do without; all other options have defaults that make sense.
+MODELS = {
+    "model": lambda family, **options: tiny(family, seed=1, **options),
+    "dspark": lambda family, **options: networks("dspark", family, **options),
+    "dflash": lambda family, **options: networks("z-lab", family, **options),
+}
 
 
 class CountUp(LogitsProcessor):
@@ -50,7 +55,7 @@ def build(name, k=4, family="llama", **options):
     kind = registry.load("drafters", name)
     known = {field.name for field in fields(kind)}
     given = {"num_speculative_tokens": k} if "num_speculative_tokens" in known else {}
-    given |= {option: make(family, **options) for option, make in REQUIRED.items() if option in known}
+    given |= {"model": MODELS[name](family, **options)} if name in MODELS else {}
     return kind(**given)
 
 

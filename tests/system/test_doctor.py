@@ -11,7 +11,7 @@ from specdec import doctor, findings, stopwatch
 from specdec.cli import main
 from specdec.costs import predict
 from specdec.doctor import examine, section_of
-from specdec.errors import DataError, ModelError, PluginError, RecipeError, RequestError
+from specdec.errors import CompatibilityError, DataError, ModelError, PluginError, RecipeError, RequestError
 from specdec.loading import load
 from specdec.nearties import difference, reference, tolerance
 from specdec.stopwatch import Watched, follow, time_steps
@@ -22,6 +22,7 @@ from specdec_plugins.drafters.none import NoDraft
 from specdec_plugins.drafters.prompt_lookup import PromptLookup
 from specdec_plugins.kv.slab import Slab
 from specdec_plugins.verifiers.standard import Standard
+from tests.block_checkpoints import deepspec, write
 from tests.families import greedy, prompts, tiny
 from tests.scripted import Scripted, oracle
 
@@ -499,6 +500,28 @@ def test_a_word_stands_for_a_drafter_or_a_model(tmp_path):
         assert section_of(model) == {"use": "model", "model": model}
     with pytest.raises(PluginError, match="did you mean 'prompt_lookup'"):
         section_of("prompt_lokup")
+
+
+# For a random qwen3, of two layers, 64 wide.
+FITTING = deepspec(
+    hidden_size=64, vocab_size=272, mask_token_id=271, num_target_layers=2, target_layer_ids=[0], block_size=3
+)
+
+
+# Catches: the folder of a block drafter that is loaded as a model; weights, cache and taps that nobody is told of.
+def test_a_block_drafter_in_a_folder_is_recognised_and_told(tmp_path):
+    folder = str(write(tmp_path, FITTING))
+    assert section_of(folder) == {"use": "dspark", "model": folder}
+    found = examine("random:qwen3", drafter=section_of(folder), prompts=["Once"], sampling=Sampling(max_new_tokens=4))
+    assert found.error is None
+    [said] = [finding for finding in found.findings if finding.name == "drafter"]
+    assert said.text.startswith(
+        "2 layers, a vanilla Markov head, a confidence head, blocks of 3; taps the outputs of the target's layers 0; "
+    )
+    assert said.text.endswith("0.15 MiB of weights of its own and 0.05 MiB of cache")
+    misfit = examine("random:llama:1", drafter={"use": "dspark", "model": str(write(tmp_path / "b", deepspec()))})
+    assert isinstance(misfit.error, CompatibilityError)
+    assert "was trained for a target of hidden size 32, and this one has 64" in str(misfit.error)
 
 
 SHORT = ("--limit", "2", "--max-new-tokens", "4")

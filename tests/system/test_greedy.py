@@ -15,6 +15,7 @@ from specdec_plugins.verifiers.greedy import Greedy
 from specdec_plugins.verifiers.nucleus import Nucleus
 from specdec_plugins.verifiers.standard import Standard
 from specdec_plugins.verifiers.typical import Typical
+from tests import block_checkpoints
 from tests.families import FAMILIES, VOCABULARY, greedy, prompts, tiny
 from tests.scripted import Scripted, oracle
 
@@ -24,6 +25,8 @@ DRAFTERS = {
     "model": lambda family, k: DraftModel(model=tiny(family, seed=1), num_speculative_tokens=k),
     "self": lambda family, k: DraftModel(model=tiny(family), num_speculative_tokens=k),
     "layer_skip": lambda family, k: LayerSkip(num_speculative_tokens=k),
+    "dspark": lambda family, k: block_checkpoints.drafter("rnn", k, family),
+    "dflash": lambda family, k: block_checkpoints.drafter("z-lab", k, family),
     "prompt_lookup": lambda family, k: PromptLookup(num_speculative_tokens=k),
     "wrong_first": lambda family, k: _oracle(family, k, 0),
     "wrong_later": lambda family, k: _oracle(family, k, k - 1),

@@ -11,8 +11,9 @@ from specdec.cli import main
 from specdec.options import describe
 from specdec.recipe import read_recipe
 from specdec_plugins.drafters import model
+from tests.block_checkpoints import deepspec, write, z_lab
 
-DRAFTERS = ["random:llama:1", *sorted(set(registry.names("drafters")) - {"model"})]
+DRAFTERS = ["random:llama:1", *sorted(set(registry.names("drafters")) - {"model", "dspark", "dflash"})]
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +137,7 @@ def test_a_dash_prints_and_writes_nothing():
         (("random:llama", "a/b/c"), 2, "DRAFTER: no such folder or file: 'a/b/c'"),
         (("random:llama", "promt_lookup"), 2, "DRAFTER: no drafter 'promt_lookup'; did you mean 'prompt_lookup'?"),
         (("random:llama", "model"), 2, "DRAFTER: 'model' drafts with a model; give that model instead"),
+        (("random:llama", "dspark"), 2, "DRAFTER: 'dspark' drafts with a checkpoint; give the folder of one instead"),
         (("random:llama", "--output", "."), 8, ".: is a folder, wanted a file"),
         (("random:llama", "--output", "absent/r.yaml"), 8, "absent/r.yaml: there is no folder 'absent'"),
         (("random:llama", "--file", "absent.jsonl"), 7, "absent.jsonl: cannot be read: "),
@@ -145,6 +147,16 @@ def test_a_dash_prints_and_writes_nothing():
 def test_what_cannot_become_a_recipe_is_one_sentence(arguments, code, said):
     assert refused(*arguments, code=code).startswith(f"error: {said}")
     assert list(Path().iterdir()) == []
+
+
+# Catches: the folder of a block drafter taken for a model that decodes by itself.
+@pytest.mark.parametrize(("config", "use"), [(deepspec(), "dspark"), (z_lab(), "dflash")])
+def test_a_folder_with_a_block_drafter_is_drafted_with_by_the_one_that_reads_it(config, use, tmp_path):
+    folder = write(tmp_path / "drafter", config)
+    specdec("init", "random:qwen3", str(folder))
+    [entry] = read_recipe("recipe.yaml").drafters
+    assert (entry.use, entry.values["model"]) == (use, str(folder))
+    assert entry.values["num_speculative_tokens"] == (5 if use == "dspark" else 4)
 
 
 # Catches: a hub id of one or two parts, or a folder of the user's, refused.
