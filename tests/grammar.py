@@ -11,8 +11,9 @@ from attrs import evolve
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from specdec import Engine, Request, Sampling
+from specdec.metrics import pool
 from specdec.target import Target
-from specdec_plugins.distill.anchors import make
 from specdec_plugins.distill.corpus import Text
 from specdec_plugins.distill.design import design, network
 from specdec_plugins.distill.features import head_of, size_of, tap
@@ -20,7 +21,11 @@ from specdec_plugins.distill.pool import GROUP, Pool, groups_of
 from specdec_plugins.distill.recipe import DrafterSection, TrainSection
 from specdec_plugins.distill.train import Trainer
 from specdec_plugins.distill.vocabulary import Lexicon, frequent
+from specdec_plugins.drafters.blocks.checkpoint import BlockModel
+from specdec_plugins.drafters.dspark import DSpark
 from specdec_plugins.kv.slab import Slab
+from specdec_plugins.schedulers.continuous import Continuous
+from specdec_plugins.verifiers.standard import Standard
 
 SYMBOLS, CYCLES, PERIOD, LENGTH = 6, 3, 17, 40
 VOCABULARY, MASK = 16, 15
@@ -57,7 +62,7 @@ def model():
         torch.manual_seed(0)
         made = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     optimiser = torch.optim.AdamW(made.parameters(), lr=3e-3)
-    for step in range(300):
+    for step in range(200):
         ids = texts(32, seed=step)
         logits = made(input_ids=ids).logits[:, 3:-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 4:].flatten())
@@ -73,46 +78,70 @@ def target(rows=GROUP):
     return Target(model(), kv=Slab(rows=rows, tokens=96))
 
 
-def trainer(folder, steps, **options):
-    """What trains a drafter on it."""
+def trainer(folder, steps):
+    """What trains a drafter on it, and what the drafter is."""
     known = target()
     learnt = [Text(str(index), tuple(ids), 4) for index, ids in enumerate(texts(128, seed=1000).tolist())]
     section = DrafterSection(block_size=BLOCK, num_hidden_layers=2, taps=(0, 1, 2), markov_rank=8, mask_token_id=MASK)
     config = design(section, known, learnt)
     head = head_of(known)
-    return config, Trainer(
+    made = Trainer(
         target=known,
         network=network(config, section, size_of(tap(known, learnt[:GROUP], config.taps)), 0),
         pool=Pool(folder, groups_of(learnt, 0), lambda group: tap(known, group, config.taps), 64, 1),
         lexicon=Lexicon(head, frequent(learnt, VOCABULARY), None),
-        options=TrainSection(steps=steps, sequences=8, anchors=6, decay=1.0, learning_rate=3e-3, warm_up=20, **options),
+        options=TrainSection(steps=steps, sequences=8, anchors=6, decay=1.0, learning_rate=3e-3, warm_up=20),
         size=BLOCK,
         mask_id=MASK,
         seed=0,
     )
+    return made, config
 
 
-def right(made, rows=16, *, late=False, moved=0, ahead=0, zeroed=False):
-    """How often the most probable token of each place of a block is the target's, along texts that are new to both.
+class Off:
+    """A backbone that is given or gives something one off. One request at a time, since it remembers the last feature.
+
+    Args:
+        backbone: the right one.
+        late: features stand one token behind their own.
+        moved: positions by which block rows are off.
+        ahead: rows by which what comes out is off.
+        zeroed: features are 0.
+    """
+
+    def __init__(self, backbone, *, late=False, moved=0, ahead=0, zeroed=False):
+        self.backbone, self.late, self.moved, self.ahead, self.zeroed = backbone, late, moved, ahead, zeroed
+        self.hidden_norm, self.write, self.last = backbone.hidden_norm, backbone.write, None
+
+    def context(self, features):
+        if self.late:
+            before = features[:, :1] if self.last is None else self.last
+            self.last = features[:, -1:]
+            features = torch.cat([before, features[:, :-1]], 1)
+        return self.backbone.context(features * (not self.zeroed))
+
+    def __call__(self, embedded, positions, *others):
+        return self.backbone(embedded, positions + self.moved, *others).roll(-self.ahead, 1)
+
+
+def kept(made, config, **fault):
+    """The share of blocks that are kept up to each place and it, the target greedily decoding what is new to both.
 
     Args:
         made: a trainer.
-        rows: texts.
-        late: features stand one token behind their own.
-        moved: positions by which block rows are off.
-        ahead: tokens by which what is compared with is off.
-        zeroed: features are 0.
+        config: the drafter's.
+        fault: as `Off` has it.
     """
-    new = [Text(str(index), tuple(ids), 4) for index, ids in enumerate(texts(rows, seed=2000).tolist())]
-    known = target(rows)
-    features = tap(known, new, (0, 1, 2))
-    tapped = [found.tapped.roll(1, 0) if late else found.tapped * (not zeroed) for found in features]
-    blocks = make(new, [range(5, LENGTH - BLOCK - 2, 3)] * rows, BLOCK, MASK)
-    with torch.no_grad():
-        placed = evolve(blocks, positions=blocks.positions + moved)
-        hidden = made.network(known.embed(blocks.inputs.flatten(1)), placed, tapped)
-        bias = made.network.markov_head(blocks.previous, hidden)
-        guess = (known.head(hidden) + bias).argmax(-1)
-        final = torch.stack([found.final for found in features])
-        wanted = known.head(final).argmax(-1)[torch.arange(rows).view(-1, 1, 1), blocks.positions + ahead]
-    return (guess == wanted).double().mean((0, 1)).tolist()
+    own = made.network
+    model = BlockModel(config=config, backbone=own.backbone, markov=own.markov_head, confidence=own.confidence_head)
+    known = target(rows=1)
+    counters = []
+    for ids in texts(8, seed=2000).tolist():
+        drafter = DSpark(model=model)
+        engine = Engine(known, drafter, Standard(), Continuous())
+        drafter._blocks.model = evolve(model, backbone=Off(own.backbone, **fault))
+        asked = Request(prompt=ids[:10], sampling=Sampling(temperature=0.0, max_new_tokens=30))
+        counters.append(engine.generate([asked])[0].counters)
+    whole = pool(counters)
+    accepted = [*whole.num_accepted_tokens_per_pos, *[0] * BLOCK]
+    return [accepted[place] / drafted for place, drafted in enumerate(whole.num_drafted_per_pos)]

@@ -20,9 +20,6 @@ from specdec_plugins.verifiers.standard import Standard
 RULES: dict[str, PointwiseVerifier] = {"standard": Standard(), "nucleus": Nucleus(theta=0.95)}
 _BLOCKS = 12  # of a text
 _TEXTS = 4  # at once
-_CHUNK = 96
-
-Laws = Callable[[Blocks, Sequence[Features]], tuple[Tensor, Tensor]]
 
 
 @final
@@ -45,9 +42,8 @@ def evenly(text: Text) -> list[int]:
     return list(text.anchors[::every][:_BLOCKS])
 
 
-def kept(p: Tensor, logits: Tensor) -> dict[str, Tensor]:
-    """The chance that each rule keeps a token drawn from the draft's law, float32 [R], of laws [R, V]."""
-    q = logits.float().softmax(-1)
+def kept(p: Tensor, q: Tensor) -> dict[str, Tensor]:
+    """The chance that each rule keeps a token drawn from the draft's law q, float32 [R], of laws [R, V]."""
     nothing = torch.full(q.shape[:-1], -1, device=q.device)
     place = Place(p=p, q=Dense(q), token=nothing, depth=nothing, logits=p, hidden={})
     return {name: (q * rule.acceptance(place)).sum(-1) for name, rule in RULES.items()}

@@ -65,5 +65,7 @@ def start(network: Network, size: Tensor, seed: int) -> None:
             if parameter.dim() > 1:
                 less = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 nn.init.normal_(parameter, std=less * parameter.shape[1] ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
         network.backbone.norm.weight.copy_(size)
         network.markov_head.markov_w2.weight.zero_()

@@ -117,7 +117,7 @@ class TrainSection:
     """
 
     steps: int = field(default=4000, validator=ge(1))
-    confidence_steps: int = field(default=200, validator=ge(0))
+    confidence_steps: int = field(default=200, validator=ge(1))
     sequences: int = field(default=4, validator=ge(1))
     anchors: int = field(default=32, validator=ge(1))
     decay: float = field(default=0.8, validator=[gt(0.0), le(1.0)])

@@ -184,8 +184,7 @@ class Run:
                 self.folder.keep(trainer.state())
         self.done = trainer.step == trainer.last
         if self.done:
-            if options.confidence_steps:
-                self._save(trainer, config)
+            self._save(trainer, config)
         else:
             self.folder.keep(trainer.state())
 

@@ -7,9 +7,9 @@ A state is then the step's number, the weights, and what the optimiser keeps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from attrs import define, field
@@ -26,6 +26,8 @@ from specdec_plugins.distill.network import Network
 from specdec_plugins.distill.pool import Pool
 from specdec_plugins.distill.recipe import TrainSection
 from specdec_plugins.distill.vocabulary import Lexicon
+
+_Found = TypeVar("_Found")
 
 _CHUNK = 96
 _BETAS = (0.9, 0.95)
@@ -139,7 +141,8 @@ class Trainer:
         """A step of the confidence head: what the standard rule keeps, guessed from what is known before it."""
         with torch.no_grad(), self._arithmetic():
             hidden = self._rows(blocks, features)
-            chances = self._chances(blocks, features)["standard"][taken]
+            shares = self._over_laws(blocks, features, hidden, taken, lambda p, q: torch.minimum(p, q).sum(-1))
+            chances = torch.cat(shares)
             embedded = self.network.markov_head.embed(blocks.previous)[taken].float()
             rows = hidden[taken].float()
         logits = self.network.confidence_head(rows, embedded)
@@ -157,19 +160,35 @@ class Trainer:
         self._optimiser.step()
 
     def _chances(self, blocks: Blocks, features: Sequence[Features]) -> dict[str, Tensor]:
-        head, kind = self.lexicon.head, self.lexicon.head.dtype
         with torch.no_grad(), self._arithmetic():
             hidden = self._rows(blocks, features)
-            codes = self.network.markov_head.codes(blocks.previous, hidden).flatten(0, 2).to(kind)
-            rows = hidden.flatten(0, 2).to(kind)
-            final = self._final(blocks, features).flatten(0, 2)
+        parts = self._over_laws(blocks, features, hidden, blocks.there, measure.kept)
+        empty = torch.zeros(blocks.there.shape)
+        return {
+            name: empty.masked_scatter(blocks.there, torch.cat([part[name] for part in parts])) for name in parts[0]
+        }
+
+    def _over_laws(
+        self,
+        blocks: Blocks,
+        features: Sequence[Features],
+        hidden: Tensor,
+        taken: Tensor,
+        look: Callable[[Tensor, Tensor], _Found],
+    ) -> list[_Found]:
+        """What `look` says of the laws [r, V] of target and draft at the places taken, some after another."""
+        head, kind = self.lexicon.head, self.lexicon.head.dtype
+        with torch.no_grad(), self._arithmetic():
+            codes = self.network.markov_head.codes(blocks.previous, hidden)[taken].to(kind)
+            rows, final = hidden[taken].to(kind), self._final(blocks, features)[taken].to(kind)
             bias = self.network.markov_head.markov_w2.weight.to(kind)
-            parts: list[dict[str, Tensor]] = []
+            found = []
             for first in range(0, len(rows), _CHUNK):
                 chunk = slice(first, first + _CHUNK)
-                p = (final[chunk].to(kind) @ head.T).float().softmax(-1)
-                parts.append(measure.kept(p, rows[chunk] @ head.T + codes[chunk] @ bias.T))
-        return {name: torch.cat([part[name] for part in parts]).view(blocks.there.shape) for name in parts[0]}
+                p = (final[chunk] @ head.T).float().softmax(-1)
+                q = (rows[chunk] @ head.T + codes[chunk] @ bias.T).float().softmax(-1)
+                found.append(look(p, q))
+        return found
 
     def _rows(self, blocks: Blocks, features: Sequence[Features]) -> Tensor:
         embedded = self.target.embed(blocks.inputs.flatten(1)).detach().float()

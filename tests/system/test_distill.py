@@ -82,9 +82,8 @@ def test_a_run_leaves_a_drafter_a_curve_and_a_card(recipe, tmp_path):
 
 
 # Catches: randomness that is not the seed's, and a seed that nothing follows.
-@pytest.mark.parametrize("steps", [12, pytest.param(200, marks=pytest.mark.full)])
-def test_two_runs_of_one_seed_give_the_same_weights(recipe, tmp_path, steps):
-    file = recipe(steps=steps)
+def test_two_runs_of_one_seed_give_the_same_weights(recipe, tmp_path):
+    file = recipe(steps=200, measure=100)
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
         run(file, "--output-dir", tmp_path / name, "--set", f"seed={seed}")
     assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
@@ -111,6 +110,23 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(recipe, tmp_path):
     logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("whole", "run")]
     steps = [[json.loads(line)["step"] for line in log] for log in logs]
     assert steps[0] == steps[1]
+
+
+# Catches: answers made anew or twice after a kill, a last line that was cut off read as an answer, an answer that
+# depends on those beside it.
+def test_prompts_are_answered_once(recipe, tmp_path):
+    lines = [json.dumps({"id": str(index), "prompt": f"prompt {index}"}) for index in range(20)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    changes = ["data.prompts=[prompts.jsonl]", "data.samples=[]", "sample.max_new_tokens=12", "sample.rows=4"]
+    options = [part for change in changes for part in ("--set", change)]
+    run(recipe(), *options)
+    file = tmp_path / "run" / "samples.jsonl"
+    whole = sorted(file.read_text().splitlines())
+    assert len(whole) == 20
+    (tmp_path / "run" / "results.json").unlink()
+    file.write_text("\n".join(whole[:7]) + "\n" + whole[7][:20])
+    run(recipe(), *options)
+    assert sorted(file.read_text().splitlines()) == whole
 
 
 # Catches: a folder that is written over, or a run that goes on with another recipe.
