@@ -246,6 +246,7 @@ def test_fork_shares_options_and_nothing_else():
     kv.commit((0,), *offsets([0, 1]), chain=True)
     other = kv.fork()
     assert (other.rows, other.tokens, other.lengths, other.room) == (2, 6, [0, 0], 2)
+    assert (kv.fork(more=3).rows, kv.fork(more=3).tokens) == (2, 9)
     other.acquire()
     forward(other, (0,), [[9]])
     assert contents(kv, 0) == [1, 2]
