@@ -81,7 +81,8 @@ FOREIGN = {
     "math_verify": {"math_worker"},
 }
 CORE = sorted((ROOT / "specdec").glob("*.py"))
-STRATEGIES = sorted(path for path in (ROOT / "specdec_plugins").rglob("*.py") if path.parent.name != "bench")
+COMMANDS = {"bench", "distill"}  # packages of commands, which may reach into the core
+STRATEGIES = sorted(path for path in (ROOT / "specdec_plugins").rglob("*.py") if path.parent.name not in COMMANDS)
 
 
 def imported(path: Path, *, module_level: bool = False) -> set[str]:

@@ -53,16 +53,18 @@ class Markov(nn.Module):
 
     def forward(self, previous: Tensor, hidden: Tensor) -> Tensor:
         """The bias [..., K, V] at all K places of blocks, from int64 [..., K] and [..., K, H]."""
+        return self.markov_w2(self.codes(previous, hidden))  # type: ignore[no-any-return]  # torch modules are untyped when called
+
+    def codes(self, previous: Tensor, hidden: Tensor) -> Tensor:
+        """What W2 makes the bias of, [..., K, r], at all K places of blocks."""
         embedded = self.embed(previous)
-        if self.kind == "rnn":
-            state, rows = None, []
-            for place in range(previous.shape[-1]):
-                inner, state = self._inner(embedded[..., place, :], hidden[..., place, :], state)
-                rows.append(inner)
-            inner = torch.stack(rows, -2)
-        else:
-            inner, _ = self._inner(embedded, hidden, None)
-        return self.markov_w2(inner)  # type: ignore[no-any-return]  # torch modules are untyped when called
+        if self.kind != "rnn":
+            return self._inner(embedded, hidden, None)[0]
+        state, rows = None, []
+        for place in range(previous.shape[-1]):
+            inner, state = self._inner(embedded[..., place, :], hidden[..., place, :], state)
+            rows.append(inner)
+        return torch.stack(rows, -2)
 
     def _inner(self, embedded: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.kind == "vanilla":

@@ -1,0 +1,75 @@
+"""The target's own answers: what a drafter will meet. One line a prompt, so what is there is never made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from specdec.engine import Engine
+from specdec.noise import request_seed
+from specdec.target import Target
+from specdec.types import Request, Sampling
+from specdec_plugins.distill.recipe import SampleSection
+from specdec_plugins.drafters.none import NoDraft
+from specdec_plugins.schedulers.continuous import Continuous
+from specdec_plugins.verifiers.standard import Standard
+
+
+def answer(
+    target: Target,
+    prompts: Mapping[str, Sequence[int]],
+    file: Path,
+    options: SampleSection,
+    seed: int,
+    tell: Callable[[str], None],
+) -> None:
+    """Have the target answer prompts that a file has no answer to yet; lines {"id", "prompt", "tokens"} are added.
+
+    Args:
+        target: answers, as many at once as its cache has rows.
+        prompts: id -> ids.
+        file: JSON Lines; a last line that was cut off is dropped.
+        options: how it answers.
+        seed: of all randomness, with the id of each prompt.
+        tell: told how far it is.
+    """
+    done = _done(file)
+    open_ = {name: tuple(ids) for name, ids in prompts.items() if name not in done}
+    room = target.limit - options.max_new_tokens
+    fitting = {name: ids for name, ids in open_.items() if 0 < len(ids) <= room}
+    if len(fitting) < len(open_):
+        tell(f"{len(open_) - len(fitting)} prompts are longer than {room} tokens and left out")
+    requests = [
+        Request(
+            prompt=ids,
+            id=name,
+            sampling=Sampling(
+                temperature=options.temperature,
+                max_new_tokens=options.max_new_tokens,
+                seed=request_seed(seed, name, 0),
+            ),
+        )
+        for name, ids in fitting.items()
+    ]
+    if not requests:
+        return
+    engine = Engine(target, NoDraft(), Standard(), Continuous())
+    with file.open("a", encoding="utf-8") as lines:
+        count, tokens = len(done), 0
+        for event in engine.stream(requests):
+            if event.completion is None:
+                continue
+            made = list(event.completion.tokens)
+            lines.write(json.dumps({"id": event.id, "prompt": list(fitting[event.id]), "tokens": made}) + "\n")
+            lines.flush()
+            count, tokens = count + 1, tokens + len(made)
+            tell(f"sampling: {count} of {len(done) + len(requests)} prompts, {tokens} new tokens")
+
+
+def _done(file: Path) -> set[str]:
+    if not file.exists():
+        return set()
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {str(json.loads(line)["id"]) for line in lines}

@@ -1,0 +1,150 @@
+"""`specdec distill`: from a recipe to a drafter; killed and gone on; twice the same; what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from specdec.errors import OutputError, RecipeError
+from specdec_plugins.distill.command import distill
+from specdec_plugins.distill.recipe import read_recipe
+from specdec_plugins.drafters.blocks import checkpoint
+
+TRAIN = {"steps": 12, "confidence_steps": 4, "measure": 4, "sequences": 2, "anchors": 3, "warm_up": 2, "measured": 4}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe for a tiny random target; options of `train` can be changed."""
+    generator = torch.Generator().manual_seed(0)
+    lines = [
+        {"id": f"text-{index}", "prompt": [1, 2, 3], "tokens": torch.randint(250, (20,), generator=generator).tolist()}
+        for index in range(40)
+    ]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def write(**train):
+        content = {
+            "target": {"model": "random:llama", "dtype": "float32"},
+            "drafter": {
+                "block_size": 3,
+                "num_hidden_layers": 1,
+                "taps": [0],
+                "markov_rank": 4,
+                "intermediate_size": 32,
+            },
+            "data": {"samples": ["samples.jsonl"], "held_out": 0.2},
+            "train": TRAIN | train,
+            "output_dir": str(tmp_path / "run"),
+        }
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content))
+        return tmp_path / "recipe.yaml"
+
+    return write
+
+
+def run(*arguments):
+    return CliRunner().invoke(distill, list(map(str, arguments)), catch_exceptions=False)
+
+
+def weights(folder):
+    return load_file(folder / "drafter" / "model.safetensors")
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# Catches: a checkpoint that the loader refuses, a curve with other places than the block, a last line that is no JSON,
+# what only a training needs left behind.
+def test_a_run_leaves_a_drafter_a_curve_and_a_card(recipe, tmp_path):
+    done = run(recipe())
+    best = json.loads(done.stdout.splitlines()[-1])
+    assert set(best["curves"]) == {"standard", "nucleus"}
+    assert best["curves"]["nucleus"]["length"] >= best["curves"]["standard"]["length"] >= 1
+    folder = tmp_path / "run"
+    model = checkpoint.load(folder / "drafter")
+    assert (model.config.block_size, model.config.taps) == (3, (0,))
+    table = (folder / "curve.csv").read_text().splitlines()
+    assert table[0] == "step,rule,acceptance_length,acceptance_1,acceptance_2,acceptance_3"
+    assert len(table) == 1 + 2 * 3
+    assert "sha256-sample:" in (folder / "drafter" / "README.md").read_text()
+    assert not (folder / "features").exists()
+    assert not (folder / "state.pt").exists()
+
+
+# Catches: randomness that is not the seed's, and a seed that nothing follows.
+def test_two_runs_of_one_seed_give_the_same_weights(recipe, tmp_path):
+    file = recipe(steps=200, measure=100)
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        run(file, "--output-dir", tmp_path / name, "--set", f"seed={seed}")
+    assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
+    assert not same(weights(tmp_path / "one"), weights(tmp_path / "three"))
+
+
+# Catches: an optimiser that begins anew, data that begin anew, weights that are kept and not read, a log with steps
+# twice.
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(recipe, tmp_path):
+    whole = recipe(steps=60, measure=10)
+    run(whole, "--output-dir", tmp_path / "whole")
+    command = "from specdec_plugins.distill.command import distill; distill()"
+    process = subprocess.Popen([sys.executable, "-c", command, str(whole)], env=os.environ, stderr=subprocess.DEVNULL)
+    state = tmp_path / "run" / "state.pt"
+    while not state.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "run" / "results.json").exists()
+    done = run(whole)
+    assert "going on after step" in done.stderr
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("whole", "run")]
+    steps = [[json.loads(line)["step"] for line in log] for log in logs]
+    assert steps[0] == steps[1]
+
+
+# Catches: answers made anew or twice after a kill, a last line that was cut off read as an answer, an answer that
+# depends on those beside it.
+def test_prompts_are_answered_once(recipe, tmp_path):
+    lines = [json.dumps({"id": str(index), "prompt": f"prompt {index}"}) for index in range(20)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    changes = ["data.prompts=[prompts.jsonl]", "data.samples=[]", "sample.max_new_tokens=12", "sample.rows=4"]
+    options = [part for change in changes for part in ("--set", change)]
+    run(recipe(), *options)
+    file = tmp_path / "run" / "samples.jsonl"
+    whole = sorted(file.read_text().splitlines())
+    assert len(whole) == 20
+    (tmp_path / "run" / "results.json").unlink()
+    file.write_text("\n".join(whole[:7]) + "\n" + whole[7][:20])
+    run(recipe(), *options)
+    assert sorted(file.read_text().splitlines()) == whole
+
+
+# Catches: a folder that is written over, or a run that goes on with another recipe.
+def test_a_folder_of_another_run_is_left_alone(recipe, tmp_path):
+    run(recipe())
+    with pytest.raises(OutputError, match="holds a finished run"):
+        run(recipe())
+    (tmp_path / "run" / "results.json").unlink()
+    with pytest.raises(OutputError, match=r"train\.anchors: 3 there, 2 now"):
+        run(recipe(anchors=2))
+
+
+# Catches: only the first of several mistakes told, a misspelt option that is read over.
+def test_everything_wrong_with_a_recipe_is_said_at_once(recipe):
+    with pytest.raises(RecipeError) as error:
+        read_recipe(str(recipe(stepps=3, decay=2.0)), ["data.samples=[nowhere.jsonl]", "colour=red"])
+    said = "\n".join(error.value.problems)
+    assert "train.stepps: unknown option of section train; did you mean 'steps'?" in said
+    assert "train.decay: got 2.0, wanted <= 1.0" in said
+    assert "data.samples: no file 'nowhere.jsonl'" in said
+    assert "colour: unknown section" in said
