@@ -172,19 +172,35 @@ def test_a_row_without_finite_features_drafts_nothing_and_ends_as_without_a_draf
     assert all(int(draft.sizes[0]) == 0 for draft in made.drafts)
 
 
-# Catches: positions past what the drafter was trained on, and a crash where a block passes the end of a cache row.
-def test_past_its_context_a_row_gets_no_draft_and_near_the_end_of_the_cache_it_still_does():
-    short = networks("dspark", "llama", max_position_embeddings=20)
-    made = Watched(DSpark(model=short, num_speculative_tokens=3))
-    done = serve(made, ask(TEXT, new=30))
-    assert done.tokens == generate(tiny("llama"), TEXT, 30)
-    drafted = [(batch.lengths[0], int(draft.sizes[0])) for batch, draft in zip(made.asked, made.drafts, strict=True)]
-    assert {length + 7 <= 20 for length, size in drafted if size} == {True}
-    assert any(size == 0 for _, size in drafted)
-    last = Watched(drafter("dspark", 7))
-    done = serve(last, ask(TEXT, new=18), tokens=24)
+def lengths_and_sizes(made, **options):
+    """How long the text was, and how much was drafted, step by step; the output is the target's."""
+    seen = Watched(made)
+    found, propose = [], seen.propose
+
+    def remember(batch):
+        length = batch.lengths[0]
+        draft = propose(batch)
+        found.append((length, int(draft.sizes[0])))
+        return draft
+
+    seen.propose = remember
+    done = serve(seen, ask(TEXT, new=18), **options)
     assert done.tokens == generate(tiny("llama"), TEXT, 18)
-    assert max(batch.lengths[0] + 7 for batch in last.asked) > 24
+    return found
+
+
+# Catches: positions past what the drafter was trained on.
+def test_past_its_context_a_row_gets_no_draft():
+    short = networks("dspark", "llama", max_position_embeddings=16)
+    found = lengths_and_sizes(DSpark(model=short, num_speculative_tokens=3))
+    assert {size > 0 for length, size in found if length <= 9} == {True}
+    assert {size for length, size in found if length > 9} == {0}
+
+
+# Catches: a block that passes the end of a cache row and stops the run, or rows that are not drafted for before it.
+def test_a_block_may_pass_the_end_of_a_cache_row():
+    found = lengths_and_sizes(drafter("dspark", 7), tokens=23)
+    assert max(length for length, size in found if size) + 7 > 23
 
 
 # Catches: a drafter that is bound twice and forgets its rows, or is shared by two targets.

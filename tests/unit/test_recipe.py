@@ -5,7 +5,7 @@ import yaml
 
 from specdec.errors import DataError, RecipeError
 from specdec.recipe import read_recipe
-from specdec.yamlfile import dump, parse, shipped
+from specdec.yamlfile import dump, find, parse, shipped
 
 
 def minimal():
@@ -324,18 +324,17 @@ def test_shipped_recipes_are_found_by_name():
 # Catches: a recipe of the paper that no longer fits the schema, or drafts more than its checkpoint's block.
 @pytest.mark.parametrize(("name", "most"), [("qwen3-4b-dspark", 7), ("qwen3-8b-dspark", 7), ("qwen3-8b-dflash", 15)])
 def test_recipes_of_the_paper_are_found_and_read(name, most, tmp_path):
-    row = {"prompt": "Say something."}
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(row))
-    own = ["data.task=jsonl", f"data.file={file}", "data.tasks=null"]
     assert f"paper/{name}" in shipped()
-    recipe = read_recipe(f"paper/{name}", own)
+    data = yaml.safe_load(find(f"paper/{name}").read_text())["data"]
+    assert data["tasks"] == ["gsm8k", "humaneval", "mbpp", "mt_bench"]
+    assert data["chat_template_kwargs"] == {"enable_thinking": False}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "Say something."}))
+    recipe = read_recipe(f"paper/{name}", [f"data={{task: jsonl, file: {tmp_path / 'rows.jsonl'}}}"])
     [drafter] = recipe.drafters
     assert drafter.use == name.rpartition("-")[2]
     assert drafter.make().num_speculative_tokens == most
     assert [(rule.use, rule.values.get("theta")) for rule in recipe.verifiers][2] == ("nucleus", 0.95)
     assert recipe.sampling.temperature == 1.0
-    assert recipe.data.chat_template_kwargs == {"enable_thinking": False}
 
 
 # Catches: the shipped recipe winning over a file of the user's.

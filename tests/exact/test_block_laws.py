@@ -15,7 +15,7 @@ from specdec_plugins.schedulers.static import Static
 from specdec_plugins.verifiers.standard import Standard
 from tests import block_equations
 from tests.block_checkpoints import drafter, networks
-from tests.families import VOCABULARY, greedy, prompts, tiny
+from tests.families import VOCABULARY, prompts, tiny
 from tests.faults.kit import Watched, ask, engine, facts, serve
 
 
@@ -136,23 +136,6 @@ def test_layers_with_a_window_are_the_equations(causal):
             drafted = draft.tokens[row, : int(draft.sizes[row])].tolist()
             wanted, _ = laws(model, tokens[:-1], tokens[-1], drafted, 1.0)
             torch.testing.assert_close(draft.law.dense()[row].double(), wanted, atol=1e-5, rtol=0)
-
-
-# Catches: rows, positions or masks of batch mates, a slot that remembers who had it, blocks cut short at the end.
-@pytest.mark.parametrize("k", [1, 2, 5])
-@pytest.mark.parametrize("name", ["gated", "z-lab"])
-def test_greedy_output_is_that_of_plain_decoding_with_late_joins_and_reused_slots(name, k):
-    for temperature_of_draft in (None, 0.5) if name == "gated" else (None,):
-        _, done = watched(
-            name,
-            temperature=0,
-            new=24,
-            rows=2,
-            scheduler=Continuous(prefill_chunk=3),
-            num_speculative_tokens=k,
-            draft_temperature=temperature_of_draft,
-        )
-        assert [one.tokens for one in done] == list(greedy("qwen3", 24, layers=4))
 
 
 # Catches: a block that is cut to the length of the draft, which is another distribution where rows look both ways.
