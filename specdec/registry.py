@@ -12,9 +12,9 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any, final
 
@@ -61,15 +61,12 @@ def plugins(kind: str) -> list[Plugin]:
     Raises:
         PluginError: there is no such kind.
     """
-    if kind not in _BASES:
-        raise PluginError(f"unknown kind {kind!r}{suggestion(kind, KINDS)}; one of {', '.join(KINDS)}")
-    found = {_plugin(kind, entry) for entry in entry_points(group=f"specdec.{kind}")}
-    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+    return _plugins(kind, _entries(kind))
 
 
 def names(kind: str) -> list[str]:
     """The names of a kind, from metadata only."""
-    return sorted({plugin.name for plugin in plugins(kind)})
+    return sorted({entry.name for entry in _entries(kind)})
 
 
 def load(kind: str, name: str, *folders: Path) -> Any:
@@ -95,7 +92,7 @@ def load(kind: str, name: str, *folders: Path) -> Any:
                 return _import(kind, name, name)
             except PluginError as error:
                 raise PluginError(f"{error}{hint}") from error
-    found = [plugin for plugin in plugins(kind) if plugin.name == name]
+    found = _plugins(kind, [entry for entry in _entries(kind) if entry.name == name])
     if len(found) > 1:
         claims = " and ".join(f"{plugin.distribution} ({plugin.value})" for plugin in found)
         raise PluginError(
@@ -117,7 +114,7 @@ def kind_of(cls: Any) -> str | None:
 def name_of(kind: str, cls: type) -> str:
     """What `use:` calls a class: its entry point's name, or `module:Class`."""
     value = f"{cls.__module__}:{cls.__qualname__}"
-    return next((plugin.name for plugin in plugins(kind) if plugin.value == value), value)
+    return min((entry.name for entry in _entries(kind) if entry.value == value), default=value)
 
 
 def drafter_of(folder: str) -> str | None:
@@ -163,6 +160,18 @@ def suggestion(got: str, known: Any) -> str:
     """`; did you mean 'x'?`, or nothing when no known name is near."""
     near = difflib.get_close_matches(got, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _entries(kind: str) -> EntryPoints:
+    if kind not in _BASES:
+        raise PluginError(f"unknown kind {kind!r}{suggestion(kind, KINDS)}; one of {', '.join(KINDS)}")
+    return entry_points(group=f"specdec.{kind}")
+
+
+def _plugins(kind: str, entries: Iterable[EntryPoint]) -> list[Plugin]:
+    """Reads the metadata of their distributions, which takes longer than to find the entry points."""
+    found = {_plugin(kind, entry) for entry in entries}
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
 
 
 def _plugin(kind: str, entry: EntryPoint) -> Plugin:
