@@ -82,6 +82,14 @@ def sampled(file: str, vocabulary: int) -> list[Text]:
     return found
 
 
+def digest(texts: Iterable[Text]) -> str:
+    """A hash of all texts."""
+    found = hashlib.sha256()
+    for text in texts:
+        found.update(f"{text.id}\x1f{text.start}\x1f{text.tokens}\x1e".encode())
+    return found.hexdigest()
+
+
 def _ids(row: Mapping[str, Any], name: str, vocabulary: int, where: str) -> tuple[int, ...]:
     ids = row.get(name)
     if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocabulary for token in ids):

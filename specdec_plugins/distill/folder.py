@@ -70,6 +70,26 @@ class Folder:
             raise OutputError(f"{self.path}: holds a run of another recipe ({'; '.join(different)}); {_TRY}")
         self.write(CONFIG, dump(self.config))
 
+    def claim(self, environment: Mapping[str, Any]) -> None:
+        """Write down what the run depends on beside its recipe: features that lie here are of these texts.
+
+        Raises:
+            OutputError: it was begun with other texts or other weights of the target.
+        """
+        file = self.path / ENVIRONMENT
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else environment
+        others = [
+            what
+            for what, there, now in (
+                ("texts", found.get("texts"), environment["texts"]),
+                ("weights of the target", found["target"]["weights"], environment["target"]["weights"]),
+            )
+            if there not in (None, now)
+        ]
+        if others:
+            raise OutputError(f"{self.path}: was begun with other {' and '.join(others)}; {_TRY}")
+        self.write(ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+
     def write(self, name: str, text: str) -> None:
         """Make a file, or put another in its place."""
         with self.replacing(name) as path:

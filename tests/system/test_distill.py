@@ -129,7 +129,8 @@ def test_prompts_are_answered_once(recipe, tmp_path):
     assert sorted(file.read_text().splitlines()) == whole
 
 
-# Catches: a folder that is written over, or a run that goes on with another recipe.
+# Catches: a folder that is written over, a run that goes on with another recipe, or with other texts than its features
+# are of.
 def test_a_folder_of_another_run_is_left_alone(recipe, tmp_path):
     run(recipe())
     with pytest.raises(OutputError, match="holds a finished run"):
@@ -137,6 +138,10 @@ def test_a_folder_of_another_run_is_left_alone(recipe, tmp_path):
     (tmp_path / "run" / "results.json").unlink()
     with pytest.raises(OutputError, match=r"train\.anchors: 3 there, 2 now"):
         run(recipe(anchors=2))
+    with (tmp_path / "samples.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "new", "prompt": [1], "tokens": [5, 6, 7]}) + "\n")
+    with pytest.raises(OutputError, match="was begun with other texts; try"):
+        run(recipe())
 
 
 # Catches: only the first of several mistakes told, a misspelt option that is read over.
