@@ -18,7 +18,7 @@ from specdec.errors import DataError
 from specdec.loading import load
 from specdec.target import Target
 from specdec.task import samples_of
-from specdec_plugins.distill import corpus, sampling
+from specdec_plugins.distill import bigrams, corpus, sampling
 from specdec_plugins.distill.card import card
 from specdec_plugins.distill.design import design, network
 from specdec_plugins.distill.features import Features, head_of, size_of, tap
@@ -126,6 +126,8 @@ class Run:
         recipe, options = self.recipe, self.recipe.train
         head = head_of(target)
         made = network(config, recipe.drafter, size, recipe.seed).to(target.device)
+        if recipe.drafter.start is None and self.folder.state() is None:
+            bigrams.begin(made.markov_head, target, head, texts)
         common = frequent(texts, len(head) if options.vocabulary is None else options.vocabulary * 3 // 4)
         groups = groups_of(texts, recipe.seed)
         row = (len(config.taps) + 1) * config.shape.hidden_size * head.element_size()
