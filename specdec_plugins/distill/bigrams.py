@@ -1,10 +1,10 @@
 """First weights of a Markov head: what the target itself expects after one token, when it sees little else.
 
-The target reads each token x of the texts behind the token that it most often follows, and both behind the texts' usual
-first token; its last row h(x) gives logits W h(x). The bias from x is their deviation from the mean over tokens, and the
-head's two matrices are its best approximation of rank r when tokens count as often as they occur (a truncated singular
-value decomposition). A drafter then begins as a
-bigram model of its target, and places behind the first do not have to learn one from random numbers.
+The target reads each token x of the texts behind the token that it most often follows, and both behind the texts'
+usual first token; its last row h(x) gives logits W h(x). The bias from x is their deviation from the mean over tokens,
+and the head's two matrices are its best approximation of rank r when tokens count as often as they occur (a truncated
+singular value decomposition). A drafter then begins as a bigram model of its target, and places behind the first do not
+have to learn one from random numbers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _rows(target: Target, contexts: Tensor) -> Tensor:
     count, width = contexts.shape
     reader = Target(target.model, None, kv=Slab(rows=min(_ROWS, count), tokens=width))
     found = []
-    for chunk in contexts.to(target.device).split(_ROWS):
+    for at in range(0, count, _ROWS):
+        chunk = contexts[at : at + _ROWS].to(target.device)
         span = Span(chunk, (width,) * len(chunk))
         hidden = reader.forward(tuple(range(len(chunk))), span, taps=(FINAL,), logits=False).hidden
         found.append(hidden[FINAL][:, -1].clone())

@@ -107,9 +107,14 @@ class Folder:
         with self.replacing(STATE) as path:
             torch.save(dict(state), path)
 
+    @property
+    def begun(self) -> bool:
+        """A state was written."""
+        return (self.path / STATE).exists()
+
     def state(self) -> dict[str, Any] | None:
         """The state that was written last."""
-        if not (self.path / STATE).exists():
+        if not self.begun:
             return None
         found: dict[str, Any] = torch.load(self.path / STATE, weights_only=True)
         return found

@@ -126,7 +126,7 @@ class Run:
         recipe, options = self.recipe, self.recipe.train
         head = head_of(target)
         made = network(config, recipe.drafter, size, recipe.seed).to(target.device)
-        if recipe.drafter.start is None and self.folder.state() is None:
+        if recipe.drafter.start is None and not self.folder.begun:
             bigrams.begin(made.markov_head, target, head, texts)
         common = frequent(texts, len(head) if options.vocabulary is None else options.vocabulary * 3 // 4)
         groups = groups_of(texts, recipe.seed)

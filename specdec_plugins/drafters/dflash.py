@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, final
+from typing import Any, final
 
-from attrs import Factory, define, field
-from attrs.validators import ge, in_, instance_of
+from attrs import define, field
 
-from specdec.drafter import Drafter
-from specdec.errors import CompatibilityError
-from specdec.sequence import Batch
-from specdec.target import Target
-from specdec.types import Draft, Kept
 from specdec_plugins.drafters.blocks.config import BlockConfig
-from specdec_plugins.drafters.blocks.drafting import Blocks
-from specdec_plugins.drafters.blocks.fitting import described, tempered, whole_block
+from specdec_plugins.drafters.blocks.drafter import BlockDrafter, Proposal, proposals
 
 
 @final
 @define(kw_only=True, eq=False)
-class DFlash(Drafter):
+class DFlash(BlockDrafter):
     """Proposes a block of tokens from features of the target: one forward of a few layers fills all masks at once.
 
     Tokens of a block do not see one another, and drawn independently at temperature 1 they make little sense together,
@@ -36,80 +29,15 @@ class DFlash(Drafter):
     every token.
 
     Attributes:
-        model: a folder with the checkpoint, or a hub id.
-        revision: of a hub id.
-        num_speculative_tokens: length of a draft, at most what a block drafts, which it is when left out. A shorter
-            draft is the beginning of a whole block.
-        proposal: `sample` draws each token and hands over its law; `argmax` takes the most probable one.
-        draft_temperature: of the draft of requests that sample; their own when left out.
-        dtype: `auto` is the checkpoint's.
-        device: where it goes; the target's when left out.
-        packed: on a CPU, keep its linear layers in the layout that it multiplies fastest.
-        notes: what binding found worth saying.
+        proposal: `argmax` takes the most probable token; `sample` draws each token and hands over its law.
     """
 
-    model: Any
-    revision: str | None = None
-    num_speculative_tokens: int = field(
-        default=Factory(whole_block, takes_self=True), validator=[instance_of(int), ge(1)]
-    )
-    proposal: Literal["sample", "argmax"] = field(default="argmax", validator=in_(("sample", "argmax")))
-    draft_temperature: float | None = field(default=None, validator=tempered)
-    dtype: str = "auto"
-    device: str | None = None
-    packed: bool = True
-    notes: list[str] = field(init=False, factory=list)
-    _blocks: Blocks | None = field(init=False, default=None)
+    proposal: Proposal = field(default="argmax", validator=proposals)
 
     @classmethod
     def reads(cls, config: Mapping[str, Any]) -> bool:
         return config.get("speculators_model_type") == "dflash" or config.get("architectures") == ["DFlashDraftModel"]
 
-    @property
-    def deterministic(self) -> bool:
-        return self.proposal == "argmax"
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return () if self._blocks is None else self._blocks.model.config.taps
-
-    @property
-    def summary(self) -> str:
-        return "" if self._blocks is None else self._blocks.summary
-
-    def bind(self, target: Target) -> None:
-        if self._blocks is not None:
-            if self._blocks.target is target:
-                return
-            raise CompatibilityError("drafter DFlash is bound to another target; make one for each target")
-        self._blocks = Blocks.load(
-            self.model,
-            target,
-            most=self.num_speculative_tokens,
-            temperature=0.0 if self.deterministic else self.draft_temperature,
-            problems=self._problems(described(self.model, self.revision)),
-            owner="DFlash",
-            revision=self.revision,
-            dtype=self.dtype,
-            device=self.device,
-            packed=self.packed,
-        )
-        self.notes = self._blocks.notes
-
-    def propose(self, batch: Batch) -> Draft:
-        return self._bound().propose(batch)
-
-    def observe(self, batch: Batch, kept: Kept) -> None:
-        self._bound().observe(batch, kept)
-
-    def release(self, slots: tuple[int, ...]) -> None:
-        self._bound().release(slots)
-
     def _problems(self, config: BlockConfig) -> list[str]:
         heads = config.markov is not None or config.confidence
         return ["the checkpoint has a Markov or a confidence head; try drafter 'dspark'"] * heads
-
-    def _bound(self) -> Blocks:
-        if self._blocks is None:
-            raise CompatibilityError("drafter DFlash is not bound to a target; call bind(target), as Engine does")
-        return self._blocks
