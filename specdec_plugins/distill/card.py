@@ -10,14 +10,17 @@ from specdec_plugins.distill.recipe import DistillRecipe
 from specdec_plugins.drafters.blocks.config import BlockConfig
 
 
-def card(recipe: DistillRecipe, config: BlockConfig, best: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def card(
+    recipe: DistillRecipe, config: BlockConfig, best: Mapping[str, Any], about: Mapping[str, Any], trained_for: str
+) -> str:
     """A README.md: what it is for, what it was trained on, what it reached.
 
     Args:
         recipe: as it was read.
         config: the drafter's sizes.
         best: a measurement of held-out texts.
-        about: the environment, with a hash of the target's weights.
+        about: the environment.
+        trained_for: the mark of the target's weights that the checkpoint carries.
     """
     shape, target, name = config.shape, about["target"], Path(recipe.target.model).name
     files = [*recipe.data.texts, *recipe.data.prompts, *recipe.data.samples]
@@ -40,7 +43,7 @@ def card(recipe: DistillRecipe, config: BlockConfig, best: Mapping[str, Any], ab
             f"- layers: {shape.num_hidden_layers}, hidden size {shape.hidden_size}, intermediate size "
             f"{shape.intermediate_size}, Markov head {config.markov} of rank {config.rank}",
             f"- target: {target['model_type']}, {target['parameters']} parameters, {target['dtype']}, weights "
-            f"`{target['weights']}`",
+            f"`{trained_for}`",
             f"- data: {', '.join(Path(file).name for file in files)}; answers at temperature "
             f"{recipe.sample.temperature:g}",
             f"- steps: {recipe.train.steps}, of {recipe.train.sequences} texts with {recipe.train.anchors} blocks "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 
 from specdec.encoding import has_template, prompt_ids
@@ -30,6 +30,7 @@ from specdec_plugins.distill.train import Trainer
 from specdec_plugins.distill.vocabulary import Lexicon, frequent
 from specdec_plugins.drafters.blocks import checkpoint
 from specdec_plugins.drafters.blocks.config import BlockConfig
+from specdec_plugins.drafters.blocks.lineage import mark
 from specdec_plugins.kv.slab import Slab
 from specdec_plugins.tasks.jsonl import Jsonl
 
@@ -92,7 +93,7 @@ class Run:
         self._steps(trainer, config, list(zip(held, seen, strict=True)))
         if not self.done:
             return
-        self._finish(config, about)
+        self._finish(config, about, mark(model))
 
     def _texts(self, model: Any, tokenizer: Any) -> list[corpus.Text]:
         """All texts, in an order that does not depend on when each was made."""
@@ -210,7 +211,7 @@ class Run:
             assert part is not None  # as designed
             part.load_state_dict({name.removeprefix(prefix): v for name, v in half.items() if name.startswith(prefix)})
             part.to(torch.bfloat16)
-        checkpoint.save(self.folder.path / DRAFTER, model)
+        checkpoint.save(self.folder.path / DRAFTER, evolve(model, trained_for=mark(trainer.target.model)))
 
     def _table(self, curves: Sequence[dict[str, Any]]) -> None:
         size = self.recipe.drafter.block_size
@@ -222,12 +223,13 @@ class Run:
                 lines.append([entry["step"], name, one["length"], *one["acceptance"]])
         self.folder.table(CURVE, lines)
 
-    def _finish(self, config: BlockConfig, about: dict[str, Any]) -> None:
+    def _finish(self, config: BlockConfig, about: dict[str, Any], trained_for: str) -> None:
         log = self.folder.logged(self.recipe.train.steps + self.recipe.train.confidence_steps)
         curves = [entry for entry in log if "curves" in entry]
         best = max(curves, key=lambda entry: _worth(entry["curves"]))
         results = {"schema_version": 1, "best": best, "drafter": DRAFTER, "target": about["target"]}
-        (self.folder.path / DRAFTER / "README.md").write_text(card(self.recipe, config, best, about), encoding="utf-8")
+        text = card(self.recipe, config, best, about, trained_for)
+        (self.folder.path / DRAFTER / "README.md").write_text(text, encoding="utf-8")
         self.folder.write(RESULTS, json.dumps(results, indent=2) + "\n")
         self.folder.forget()
 

@@ -9,7 +9,8 @@ from attrs import define, field
 from attrs.validators import ge, le
 
 from specdec_plugins.drafters.blocks.config import BlockConfig
-from specdec_plugins.drafters.blocks.drafter import BlockDrafter
+from specdec_plugins.drafters.blocks.drafter import BlockDrafter, length
+from specdec_plugins.drafters.blocks.shipped import SMOLLM2
 
 
 @final
@@ -30,9 +31,13 @@ class DSpark(BlockDrafter):
     keys and values of those layers for every token.
 
     Attributes:
+        model: a folder with the checkpoint, or a hub id; when left out the drafter for SmolLM2-135M-Instruct that comes
+            with the package.
         threshold: a draft ends before the first token that the confidence head gives less; 0 never cuts.
     """
 
+    model: Any = SMOLLM2
+    num_speculative_tokens: int = length()
     threshold: float = field(default=0.0, validator=[ge(0.0), le(1.0)])
 
     @classmethod

@@ -137,7 +137,7 @@ def test_a_dash_prints_and_writes_nothing():
         (("random:llama", "a/b/c"), 2, "DRAFTER: no such folder or file: 'a/b/c'"),
         (("random:llama", "promt_lookup"), 2, "DRAFTER: no drafter 'promt_lookup'; did you mean 'prompt_lookup'?"),
         (("random:llama", "model"), 2, "DRAFTER: 'model' drafts with a model; give that model instead"),
-        (("random:llama", "dspark"), 2, "DRAFTER: 'dspark' drafts with a checkpoint; give the folder of one instead"),
+        (("random:llama", "dflash"), 2, "DRAFTER: 'dflash' drafts with a checkpoint; give the folder of one instead"),
         (("random:llama", "--output", "."), 8, ".: is a folder, wanted a file"),
         (("random:llama", "--output", "absent/r.yaml"), 8, "absent/r.yaml: there is no folder 'absent'"),
         (("random:llama", "--file", "absent.jsonl"), 7, "absent.jsonl: cannot be read: "),

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from specdec import hub
 from specdec.errors import ModelError
+from specdec_plugins.drafters.blocks import shipped
 from specdec_plugins.drafters.blocks.backbone import Backbone
 from specdec_plugins.drafters.blocks.config import BlockConfig, as_dict, read
 from specdec_plugins.drafters.blocks.markov import Confidence, Markov
@@ -23,6 +24,7 @@ from specdec_plugins.drafters.blocks.markov import Confidence, Markov
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Frozen copies of the target's, which a checkpoint may bring.
 OF_TARGET = ("embed_tokens.weight", "lm_head.weight")
+_TRAINED_FOR = "trained_for"
 _SHOWN = 3
 
 
@@ -37,6 +39,7 @@ class BlockModel:
         markov: its Markov head, or None.
         confidence: its confidence head, or None.
         files: the file of each tensor, where it came from a checkpoint.
+        trained_for: mark of the target's weights, as `lineage.mark` gives it, where the checkpoint says it.
     """
 
     config: BlockConfig
@@ -44,6 +47,7 @@ class BlockModel:
     markov: Markov | None = None
     confidence: Confidence | None = None
     files: Mapping[str, Path] = field(factory=dict)
+    trained_for: str | None = None
 
     @classmethod
     def empty(cls, config: BlockConfig) -> BlockModel:
@@ -76,11 +80,13 @@ class BlockModel:
 
 
 def find(name: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The folder of a checkpoint, fetched where it is a hub id.
+    """The folder of a checkpoint: one that comes with the package, a folder, or a hub id, which is fetched.
 
     Raises:
         ModelError: it is not there.
     """
+    if name.startswith(shipped.PREFIX):
+        return shipped.folder_of(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -135,13 +141,14 @@ def load(folder: Path, *, dtype: Any = "auto") -> BlockModel:
         state = {name: _tensor(files[prefix + name], prefix + name).to(kind) for name in part.state_dict()}
         part.load_state_dict(state, assign=True)
         part.requires_grad_(False).eval()
-    return BlockModel(
-        config=config, backbone=model.backbone, markov=model.markov, confidence=model.confidence, files=files
-    )
+    with _opened(files["fc.weight"]) as weights:
+        trained_for = (weights.metadata() or {}).get(_TRAINED_FOR)
+    return evolve(model, files=files, trained_for=trained_for)
 
 
 def save(folder: Path, model: BlockModel) -> None:
-    """Write a checkpoint in DeepSpec's form, without copies of the target's embedding and head.
+    """Write a checkpoint in DeepSpec's form, without copies of the target's embedding and head. What it was trained for
+    goes into the metadata of the file.
 
     Raises:
         ModelError: that form cannot say it.
@@ -149,7 +156,9 @@ def save(folder: Path, model: BlockModel) -> None:
     text = json.dumps(as_dict(model.config), indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.tensors().items()}
-    save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
+    about = {"format": "pt"} | ({_TRAINED_FOR: model.trained_for} if model.trained_for else {})
+    save_file(tensors, folder / _WEIGHTS, about)
+    (folder / _WEIGHTS).chmod(0o644)  # safetensors keeps it from everybody else
     (folder / _CONFIG).write_text(text, encoding="utf-8")
 
 

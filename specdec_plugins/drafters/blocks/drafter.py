@@ -21,6 +21,11 @@ Proposal = Literal["sample", "argmax"]
 proposals = in_(("sample", "argmax"))
 
 
+def length() -> Any:
+    """The field num_speculative_tokens: the block's own length where none is given. It stands behind `model`."""
+    return field(default=Factory(whole_block, takes_self=True), validator=[instance_of(int), ge(1)])
+
+
 @define(kw_only=True, eq=False)
 class BlockDrafter(Drafter):
     """A drafter that fills a block of places in one forward over the target's features.
@@ -40,9 +45,7 @@ class BlockDrafter(Drafter):
 
     model: Any
     revision: str | None = None
-    num_speculative_tokens: int = field(
-        default=Factory(whole_block, takes_self=True), validator=[instance_of(int), ge(1)]
-    )
+    num_speculative_tokens: int = length()
     proposal: Proposal = field(default="sample", validator=proposals)
     draft_temperature: float | None = field(default=None, validator=tempered)
     dtype: str = "auto"

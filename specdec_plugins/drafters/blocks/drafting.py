@@ -19,9 +19,10 @@ from specdec.packing import pack
 from specdec.sequence import Batch
 from specdec.target import Target
 from specdec.types import Draft, Kept
-from specdec_plugins.drafters.blocks import checkpoint
+from specdec_plugins.drafters.blocks import checkpoint, shipped
 from specdec_plugins.drafters.blocks.checkpoint import BlockModel
 from specdec_plugins.drafters.blocks.fitting import described, misfits
+from specdec_plugins.drafters.blocks.lineage import stranger
 from specdec_plugins.drafters.blocks.masks import masks
 
 _GIB = 2**30
@@ -93,6 +94,8 @@ class Blocks:
             ModelError: the checkpoint is not whole, or not known.
         """
         found = [*problems, *misfits(described(name, revision), target, most)]
+        if found and str(name).startswith(shipped.PREFIX):
+            found.append(f"{name} is for that model alone; give option 'model' a checkpoint for this target")
         if found:
             raise CompatibilityError([f"drafter {owner}: {problem}" for problem in found])
         given = isinstance(name, BlockModel)
@@ -101,6 +104,7 @@ class Blocks:
         if not given:
             for _, part in model.parts:
                 part.to(device or target.device)
+        blocks.notes += stranger(model.trained_for, target.model)
         blocks._share(packed=packed)
         blocks.weights += sum(value.numel() * value.element_size() for value in model.tensors().values())
         if packed and not given:
