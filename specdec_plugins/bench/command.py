@@ -14,14 +14,11 @@ from specdec.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from specdec_plugins.bench.race import Result
-    from specdec_plugins.bench.sides import Side, Task
+    from specdec_plugins.bench.sides import Side
 
-_OURS = "specdec"
-_BASELINE = "transformers generate"
 _MOST = 2**16  # of prompts, rows, new tokens and draft tokens that anybody could mean
 _PARTS = ("prefill", "draft", "verify", "rest")
 _COUNT = click.IntRange(1, _MOST)
-_SPACE = 16  # cells of a cache row beyond prompt, new tokens and drafts
 
 
 @click.command()
@@ -53,11 +50,14 @@ def bench(
 ) -> None:
     """Time TARGET with DRAFT beside transformers and whatever else is installed, in one process, alternating.
 
-    Every side decodes the same prompts with the same weights, ours as this library loads them, all others as
-    transformers does. Ratios are of new tokens a second inside this run; single speeds say little. The last line is one
-    JSON document.
+    DRAFT is a smaller model, which assists transformers too, or a drafter's name or checkpoint, for us alone. Every
+    side decodes the same prompts with the same weights, ours as this library loads them, all others as transformers
+    does. Ratios are of new tokens a second inside this run; single speeds say little. The last line is one JSON
+    document.
     """
+    from specdec.doctor import section_of
     from specdec.loading import load
+    from specdec_plugins.bench.entrants import OURS, drafters, others, own
     from specdec_plugins.bench.machine import read_bandwidth, weights_read
     from specdec_plugins.bench.race import race, ratio
     from specdec_plugins.bench.sides import Task
@@ -65,6 +65,8 @@ def bench(
     counts = _counts(rows)
     if not math.isfinite(temperature):
         raise RecipeError(f"--temperature {temperature}: wanted a finite number, such as 1")
+    section = section_of(draft)
+    by_model = section["use"] == "model"
     model, tokenizer = load(target, dtype=dtype)
     ids = _ids(prompts, limit, tokenizer)
     task = Task(new_tokens, temperature, _ends(model, tokenizer, counts[0]))
@@ -72,10 +74,19 @@ def bench(
     sides = [
         side
         for side in (
-            *_own(model, tokenizer, load(draft, dtype=dtype), ids, counts, width, wanted, task),
-            *_others(
+            *own(
+                model,
+                tokenizer,
+                drafters(section, load(draft, dtype=dtype) if by_model else None, width),
+                ids,
+                counts,
+                width,
+                wanted,
+                task,
+            ),
+            *others(
                 load(target, dtype=dtype, packed=False)[0],
-                load(draft, dtype=dtype, packed=False)[0],
+                load(draft, dtype=dtype, packed=False)[0] if by_model else None,
                 draft,
                 counts,
                 width,
@@ -93,7 +104,7 @@ def bench(
         raise SystemExit(130) from None
     device = model.get_input_embeddings().weight.device
     machine = {"read_bandwidth": read_bandwidth(device), "weights": weights_read(model)}
-    ours = [side.name for side in sides if side.name.startswith(_OURS)]
+    ours = [side.name for side in sides if side.name.startswith(OURS)]
     ratios = {name: {other: ratio(found[name], found[other]) for other in _rivals(name, sides)} for name in ours}
     _show(sides, found, ratios, machine)
     document = {
@@ -138,86 +149,18 @@ def _ends(model: Any, tokenizer: Any, rows: int) -> tuple[int, ...]:
     return tuple(sorted(Target(model, tokenizer, kv=Slab(rows=rows, tokens=2)).eos_ids))
 
 
-def _others(model: Any, helper: Any, draft: str, counts: Sequence[int], width: int, task: Task) -> list[Side]:
-    """transformers, and the other libraries that are installed."""
-    from specdec_plugins.bench.peers import Economize, Flashspec, installed
-    from specdec_plugins.bench.sides import Transformers
-
-    generation = helper.generation_config
-    generation.num_assistant_tokens, generation.num_assistant_tokens_schedule = width, "constant"
-    generation.assistant_confidence_threshold = 0.0
-    sides: list[Side] = [Transformers(_named(_BASELINE, rows), rows, (model,), task, {}) for rows in counts]
-    sides.append(Transformers("transformers assisted", 1, (model, helper), task, {"assistant_model": helper}))
-    sides.append(Transformers("transformers prompt lookup", 1, (model,), task, {"prompt_lookup_num_tokens": width}))
-    by_name = ":" not in draft and not draft.endswith(".gguf")  # it has transformers load the draft model itself
-    if installed("economize") and by_name and not task.temperature:
-        sides += [Economize(_named("economize", rows), rows, (model, helper), draft, width, task) for rows in counts]
-    if installed("flashspec"):
-        sides.append(Flashspec("flashspec", 1, (model, helper), width, task))
-    return sides
-
-
-def _own(
-    model: Any,
-    tokenizer: Any,
-    draft: tuple[Any, Any],
-    prompts: Sequence[tuple[int, ...]],
-    counts: Sequence[int],
-    width: int,
-    verifiers: Sequence[str],
-    task: Task,
-) -> list[Side]:
-    """This library, without and with a draft."""
-    from specdec import Target
-    from specdec_plugins.bench.sides import Ours
-    from specdec_plugins.drafters.model import DraftModel
-    from specdec_plugins.drafters.none import NoDraft
-    from specdec_plugins.kv.slab import Slab
-
-    need = max(map(len, prompts)) + task.new_tokens
-    sides: list[Side] = []
-    for rows in counts:
-        target = Target(model, tokenizer, kv=Slab(rows=rows, tokens=need + width + _SPACE))
-        if need > target.context:  # others would go on past it
-            raise RecipeError(
-                f"--new-tokens {task.new_tokens}: with the longest prompt that makes {need} tokens, and the target has "
-                f"a context of {target.context}; try fewer, or other prompts"
-            )
-        drafter = DraftModel(model=draft[0], tokenizer=draft[1], num_speculative_tokens=width)
-        plain = _rule("standard")
-        sides.append(Ours(_named("specdec none", rows), rows, (model,), target, NoDraft(), plain, task))
-        sides += [
-            Ours(_named(f"specdec {name}", rows), rows, (model, draft[0]), target, drafter, _rule(name), task)
-            for name in verifiers
-        ]
-    return sides
-
-
-def _rule(name: str) -> Any:
-    """A verifier as it is without options."""
-    from specdec.options import describe
-    from specdec.registry import load
-
-    rule = load("verifiers", name)
-    if missing := [option.name for option in describe(rule) if option.default is None]:
-        raise RecipeError(f"--verifier {name}: needs {', '.join(missing)}, and rules have no options here; try another")
-    return rule()
-
-
 def _rivals(name: str, sides: Sequence[Side]) -> list[str]:
     """Everybody else's sides, and of ours those with as many rows."""
+    from specdec_plugins.bench.entrants import OURS
+
     rows = next(side.rows for side in sides if side.name == name)
-    return [
-        side.name for side in sides if side.name != name and not (side.name.startswith(_OURS) and side.rows != rows)
-    ]
-
-
-def _named(name: str, rows: int) -> str:
-    return name if rows == 1 else f"{name} x{rows}"
+    return [side.name for side in sides if side.name != name and not (side.name.startswith(OURS) and side.rows != rows)]
 
 
 def _facts(side: Side, found: Mapping[str, Result], machine: Mapping[str, Any]) -> dict[str, Any]:
     """Figures of one side; of ours also the share of the machine's bandwidth, and what its parts predict."""
+    from specdec_plugins.bench.entrants import OURS, named
+
     result = found[side.name]
     facts: dict[str, Any] = {
         "rows": side.rows,
@@ -230,7 +173,7 @@ def _facts(side: Side, found: Mapping[str, Result], machine: Mapping[str, Any]) 
     seconds = facts["seconds"]
     facts["bandwidth_share"] = machine["weights"] * steps / seconds["verify"] / machine["read_bandwidth"]
     facts["shares"] = {name: part / sum(seconds.values()) for name, part in seconds.items()}
-    plain = found.get(_named("specdec none", side.rows))
+    plain = found.get(named(f"{OURS} none", side.rows))
     if plain is not None and plain is not result:
         facts["predicted"] = _forwards(plain) / _forwards(result)
         facts["speedup"] = result.pace / plain.pace

@@ -8,11 +8,17 @@ from attrs import evolve
 from click.testing import CliRunner
 from torch import nn
 
+from specdec import Target
 from specdec.cli import main
 from specdec.packing import PackedLinear
 from specdec_plugins.bench import command, machine
+from specdec_plugins.bench.machine import weights
 from specdec_plugins.bench.race import Lap, Result, race, ratio
 from specdec_plugins.bench.sides import Side, cut
+from specdec_plugins.drafters.dspark import DSpark
+from specdec_plugins.kv.slab import Slab
+from tests.block_checkpoints import deepspec, networks, write
+from tests.families import tiny
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def prompts(tmp_path):
 @pytest.fixture
 def alone(monkeypatch):
     """No other library is there, whatever this machine has."""
-    monkeypatch.setattr("specdec_plugins.bench.peers.installed", lambda name: False)
+    monkeypatch.setattr("specdec_plugins.bench.entrants.installed", lambda name: False)
     monkeypatch.setattr(machine, "_BYTES", 1 << 22)
 
 
@@ -169,3 +175,23 @@ def test_weights_read_are_all_but_a_table_of_embeddings():
     table = model.get_input_embeddings().weight.numel() * 4
     assert machine.weights_read(model) == machine.weights(model) - table
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+# Catches: a drafter's name taken for a model, transformers "assisted" by none, weights of a drafter that nobody counts.
+def test_a_drafter_without_a_draft_model_is_raced_by_its_name(prompts, alone, tmp_path):
+    said = bench("random:qwen3", "prompt_lookup", "--prompts", prompts, "--limit", "2", "--new-tokens", "4")
+    sides = json.loads(said.stdout.splitlines()[-1])["sides"]
+    assert set(sides) == {"specdec none", "specdec standard", "transformers generate", "transformers prompt lookup"}
+    model = tiny("qwen3", layers=4)
+    blocks = networks("dspark", "qwen3", 4)
+    drafter = DSpark(model=blocks)
+    drafter.bind(Target(model, kv=Slab(rows=1, tokens=64)))
+    assert sum(map(weights, drafter.networks)) == sum(value.numel() * 4 for value in blocks.tensors().values())
+
+
+# Catches: an option that a drafter refuses, as a traceback.
+def test_a_length_that_the_drafter_refuses_is_one_sentence(prompts, alone, tmp_path):
+    folder = str(write(tmp_path / "drafter", deepspec()))
+    said = bench("random:qwen3", folder, "--prompts", prompts, "-k", "9")
+    assert said.exit_code == 5
+    assert "num_speculative_tokens is 9 and a block drafts 5" in said.stderr

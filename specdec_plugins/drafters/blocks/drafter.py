@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from attrs import Factory, define, field
 from attrs.validators import ge, in_, instance_of
+from torch import nn
 
 from specdec.drafter import Drafter
 from specdec.errors import CompatibilityError
@@ -65,6 +66,11 @@ class BlockDrafter(Drafter):
     @property
     def summary(self) -> str:
         return "" if self._blocks is None else self._blocks.summary
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        """What it brings beside the target, once it is bound."""
+        return () if self._blocks is None else tuple(part for _, part in self._blocks.model.parts)
 
     def bind(self, target: Target) -> None:
         if self._blocks is not None:
