@@ -1,10 +1,10 @@
 """First weights of a Markov head: what the target itself expects after one token, when it sees little else.
 
 The target reads each token x of the texts behind the token that it most often follows, and both behind the texts' usual
-first token; its last row h(x) gives logits W h(x). The bias from x is their deviation from the mean over tokens, and the
-head's two matrices are its best approximation of rank r when tokens count as often as they occur (a truncated singular
-value decomposition). A drafter then begins as a
-bigram model of its target, and places behind the first do not have to learn one from random numbers.
+first token; its last row h(x) gives logits W h(x). The bias from x is their deviation from the mean over tokens, and
+the head's two matrices are its best approximation of rank r when tokens count as often as they occur (a truncated
+singular value decomposition). A drafter then begins as a bigram model of its target, and places behind the first do not
+have to learn one from random numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROWS = 256  # tokens read at once
 
 
 def begin(markov: Markov, target: Target, head: Tensor, texts: Sequence[Text]) -> None:
-    """Give a head these weights. Tokens that no text has, and ranks beyond the target's own, keep those they have.
+    """Give a head these weights. Tokens that no text has say nothing; ranks beyond the target's own stay.
 
     Args:
         markov: the head; of kind rnn, whose bias depends on more than one token, it stays as it is.
@@ -51,6 +51,8 @@ def begin(markov: Markov, target: Target, head: Tensor, texts: Sequence[Text]) -
     even = (codes.square().mean(0) / into.square().mean(0)).pow(0.25)
     weak = 2.0 if markov.kind == "gated" else 1.0  # its gate begins half open
     with torch.no_grad():
+        # What no text has is never trained: random numbers would stay, and w2 makes a bias of them.
+        markov.markov_w1.weight[:, :rank] = 0
         markov.markov_w1.weight[ids, :rank] = codes / even * weak
         markov.markov_w2.weight[:, :rank] = into * even
 

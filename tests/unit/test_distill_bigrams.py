@@ -110,12 +110,12 @@ def test_both_matrices_have_numbers_of_one_size():
     torch.testing.assert_close(*sizes, rtol=1e-3, atol=0)
 
 
-# Catches: rows of tokens that nothing is known of written over by another token's.
-def test_tokens_that_no_text_has_keep_their_rows():
-    before, after = fresh(4).markov_w1.weight, begun(4).markov_w1.weight
+# Catches: random numbers left to tokens that no text has: they make a bias larger than that of the others, and no step
+# ever meets them.
+def test_tokens_that_no_text_has_say_nothing():
     seen = {token for text in texts() for token in text.tokens}
-    same = (before == after).all(1)
-    assert [token for token in range(VOCABULARY) if same[token]] == sorted(set(range(VOCABULARY)) - seen)
+    strength = bias(begun(8), list(range(VOCABULARY))).abs().amax(1)
+    assert [token for token in range(VOCABULARY) if strength[token]] == sorted(seen)
     assert len(seen) == SEEN
 
 
@@ -203,4 +203,5 @@ def test_a_run_that_begins_anew_has_them_and_one_that_starts_from_a_drafter_has_
         tensors[name] = tensors[name].roll(1, 0)
     save_file(tensors, file, {"format": "pt"})
     second = train("two", start=str(tmp_path / "one" / "drafter"))
-    assert all(torch.equal(second[part], first[part].roll(1, 0)) for part in first)
+    for part in first:
+        torch.testing.assert_close(second[part], first[part].roll(1, 0), atol=1e-20, rtol=0)
