@@ -67,6 +67,8 @@ class Run:
             **{name: getattr(recipe.target, name) for name in _LOADED},
         )
         texts = self._texts(model, tokenizer)
+        if self.stopped:
+            return
         learnt, held = corpus.split(texts, recipe.data.held_out)
         held = sorted(held, key=lambda text: len(text.tokens))[-recipe.train.measured :]
         if not learnt or not held:
@@ -114,8 +116,8 @@ class Run:
             cache = Slab(rows=min(options.rows, len(prompts)), tokens=longest + options.max_new_tokens)
             target = Target(model, tokenizer, kv=cache)
             answers = self.folder.path / SAMPLES
-            sampling.answer(target, prompts, answers, options, self.recipe.seed, self.tell)
-            files.append(str(answers))
+            sampling.answer(target, prompts, answers, options, self.recipe.seed, self.tell, self.stopped)
+            files += [str(answers)] * (not self.stopped)
         found += [text for file in files for text in corpus.sampled(file, vocabulary)]
         return sorted(corpus.cut(found, data.max_tokens), key=lambda text: (text.id, text.tokens))
 

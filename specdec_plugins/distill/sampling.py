@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from specdec.engine import Engine
 from specdec.noise import request_seed
@@ -23,6 +25,7 @@ def answer(
     options: SampleSection,
     seed: int,
     tell: Callable[[str], None],
+    stopped: Sequence[Any] = (),
 ) -> None:
     """Have the target answer prompts that a file has no answer to yet; lines {"id", "prompt", "tokens"} are added.
 
@@ -33,6 +36,7 @@ def answer(
         options: how it answers.
         seed: of all randomness, with the id of each prompt.
         tell: told how far it is.
+        stopped: not empty when it is to stop; what is finished is kept.
     """
     done = _done(file)
     open_ = {name: tuple(ids) for name, ids in prompts.items() if name not in done}
@@ -55,9 +59,11 @@ def answer(
     if not requests:
         return
     engine = Engine(target, NoDraft(), Standard(), Continuous())
-    with file.open("a", encoding="utf-8") as lines:
+    with file.open("a", encoding="utf-8") as lines, closing(engine.stream(requests)) as events:
         count, tokens = len(done), 0
-        for event in engine.stream(requests):
+        for event in events:
+            if stopped:
+                return
             if event.completion is None:
                 continue
             made = list(event.completion.tokens)

@@ -15,7 +15,9 @@ from safetensors.torch import load_file
 
 from specdec.errors import OutputError, RecipeError
 from specdec_plugins.distill.command import distill
+from specdec_plugins.distill.folder import Folder
 from specdec_plugins.distill.recipe import read_recipe
+from specdec_plugins.distill.run import Run
 from specdec_plugins.drafters.blocks import checkpoint
 
 TRAIN = {"steps": 12, "confidence_steps": 4, "measure": 4, "sequences": 2, "anchors": 3, "warm_up": 2, "measured": 4}
@@ -127,6 +129,29 @@ def test_prompts_are_answered_once(recipe, tmp_path):
     file.write_text("\n".join(whole[:7]) + "\n" + whole[7][:20])
     run(recipe(), *options)
     assert sorted(file.read_text().splitlines()) == whole
+
+
+# Catches: a Ctrl-C that is heard only when all prompts are answered, which can take hours; answers lost by it.
+def test_an_interrupt_while_the_target_answers_ends_the_run_and_keeps_what_is_there(recipe, tmp_path):
+    lines = [json.dumps({"id": str(index), "prompt": f"prompt {index}"}) for index in range(20)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    changes = ["data.prompts=[prompts.jsonl]", "data.samples=[]", "sample.max_new_tokens=12", "sample.rows=4"]
+    checked, stopped = read_recipe(str(recipe()), changes), []
+
+    def tell(text):
+        if text.startswith("sampling: 3 of 20"):
+            stopped.append(2)
+
+    file = tmp_path / "run" / "samples.jsonl"
+    with Folder.open(tmp_path / "run", checked.to_dict(), overwrite=False) as folder:
+        made = Run(checked, folder, tell, stopped)
+        made.train()
+    assert not made.done
+    begun = file.read_text().splitlines()
+    assert 3 <= len(begun) < 8
+    run(recipe(), *(part for change in changes for part in ("--set", change)))
+    assert file.read_text().splitlines()[: len(begun)] == begun
+    assert len(file.read_text().splitlines()) == 20
 
 
 # Catches: a folder that is written over, a run that goes on with another recipe, or with other texts than its features
