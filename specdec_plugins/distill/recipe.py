@@ -63,7 +63,7 @@ class DataSection:
         texts: files of finished texts: `text` alone, or `prompt` or `messages` with `response`.
         prompts: files of prompts that the target answers first, as task `jsonl` reads them.
         samples: files of such answers made elsewhere: {"id": ..., "prompt": [ids], "tokens": [ids]}.
-        max_tokens: what is longer is cut.
+        max_tokens: what is longer is cut, and what is longer than the target's context.
         held_out: share of the texts that measures and never trains; which ones, their ids decide.
     """
 

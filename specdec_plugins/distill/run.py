@@ -101,7 +101,10 @@ class Run:
         data, options = self.recipe.data, self.recipe.sample
         if tokenizer is None and (data.texts or data.prompts):
             raise DataError("target: has no tokenizer, so texts cannot become tokens; try data.samples, which are ids")
-        vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+        config = model.config.get_text_config(decoder=True)
+        vocabulary, most = int(config.vocab_size), data.max_tokens
+        if context := getattr(config, "max_position_embeddings", None):
+            most = min(most, int(context))
         found = [text for file in data.texts for text in corpus.finished(file, tokenizer)]
         files = list(data.samples)
         if data.prompts:
@@ -119,7 +122,7 @@ class Run:
             sampling.answer(target, prompts, answers, options, self.recipe.seed, self.tell, self.stopped)
             files += [str(answers)] * (not self.stopped)
         found += [text for file in files for text in corpus.sampled(file, vocabulary)]
-        return sorted(corpus.cut(found, data.max_tokens), key=lambda text: (text.id, text.tokens))
+        return sorted(corpus.cut(found, most), key=lambda text: (text.id, text.tokens))
 
     def _tap(self, target: Target, config: BlockConfig, texts: Sequence[corpus.Text]) -> list[Features]:
         return tap(target, texts, config.taps)

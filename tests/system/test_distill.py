@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from specdec_plugins.distill.folder import Folder
 from specdec_plugins.distill.recipe import read_recipe
 from specdec_plugins.distill.run import Run
 from specdec_plugins.drafters.blocks import checkpoint
+from tests.families import tiny
 
 TRAIN = {"steps": 12, "confidence_steps": 4, "measure": 4, "sequences": 2, "anchors": 3, "warm_up": 2, "measured": 4}
 
@@ -152,6 +154,18 @@ def test_an_interrupt_while_the_target_answers_ends_the_run_and_keeps_what_is_th
     run(recipe(), *(part for change in changes for part in ("--set", change)))
     assert file.read_text().splitlines()[: len(begun)] == begun
     assert len(file.read_text().splitlines()) == 20
+
+
+# Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
+def test_texts_are_cut_to_the_targets_context(recipe, tmp_path):
+    tiny("gpt2", positions=16).save_pretrained(tmp_path / "target")
+    lines = [{"id": str(index), "prompt": [1, 2], "tokens": [index] * (5 + index)} for index in range(40)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run(recipe(), "--set", f"target.model={tmp_path / 'target'}", "--set", "data.samples=[short.jsonl]")
+    counts = re.search(r"(\d+) texts of (\d+) tokens, (\d+) held out", done.stderr)
+    texts, tokens, held = map(int, counts.groups())
+    assert texts + held == 40
+    assert tokens <= 16 * texts
 
 
 # Catches: a folder that is written over, a run that goes on with another recipe, or with other texts than its features
