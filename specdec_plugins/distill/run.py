@@ -114,7 +114,10 @@ class Run:
                 for sample in samples_of(Jsonl(), "jsonl", file, None):
                     what = sample.messages or sample.text or ""
                     ids = prompt_ids(what, tokenizer, template, f"{file}: prompt {sample.id!r}", "another prompt")
-                    prompts[f"{Path(file).stem}-{sample.id}"] = ids[: data.max_tokens]
+                    name = f"{Path(file).stem}-{sample.id}"
+                    if name in prompts:
+                        raise DataError(f"{file}: prompt {name!r} is in another file of that name too; rename one")
+                    prompts[name] = ids[: data.max_tokens]
             longest = max(map(len, prompts.values()))
             cache = Slab(rows=min(options.rows, len(prompts)), tokens=longest + options.max_new_tokens)
             target = Target(model, tokenizer, kv=cache)

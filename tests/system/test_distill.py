@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from specdec.errors import OutputError, RecipeError
+from specdec.errors import DataError, OutputError, RecipeError
 from specdec_plugins.distill.command import distill
 from specdec_plugins.distill.folder import Folder
 from specdec_plugins.distill.recipe import read_recipe
@@ -131,6 +131,15 @@ def test_prompts_are_answered_once(recipe, tmp_path):
     file.write_text("\n".join(whole[:7]) + "\n" + whole[7][:20])
     run(recipe(), *options)
     assert sorted(file.read_text().splitlines()) == whole
+
+
+# Catches: prompts of one file left out because another file's have their ids.
+def test_prompts_of_two_files_that_would_be_one_are_refused(recipe, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "p.jsonl").write_text(json.dumps({"id": "0", "prompt": f"of {folder}"}))
+    with pytest.raises(DataError, match=r"b/p\.jsonl: prompt 'p-0' is in another file of that name too; rename one"):
+        run(recipe(), "--set", "data.prompts=[a/p.jsonl, b/p.jsonl]")
 
 
 # Catches: a Ctrl-C that is heard only when all prompts are answered, which can take hours; answers lost by it.
