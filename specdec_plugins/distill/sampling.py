@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.engine import Engine
+from specdec.errors import DataError
 from specdec.noise import request_seed
 from specdec.target import Target
 from specdec.types import Request, Sampling
@@ -37,11 +38,19 @@ def answer(
         seed: of all randomness, with the id of each prompt.
         tell: told how far it is.
         stopped: not empty when it is to stop; what is finished is kept.
+
+    Raises:
+        DataError: no prompt is short enough.
     """
     done = _done(file)
     open_ = {name: tuple(ids) for name, ids in prompts.items() if name not in done}
     room = target.limit - options.max_new_tokens
     fitting = {name: ids for name, ids in open_.items() if 0 < len(ids) <= room}
+    if open_ and not fitting and not done:
+        raise DataError(
+            f"data.prompts: none of {len(open_)} fits in {room} tokens, which is what sample.max_new_tokens "
+            f"{options.max_new_tokens} leaves of {target.limit}; try a smaller one"
+        )
     if len(fitting) < len(open_):
         tell(f"{len(open_) - len(fitting)} prompts are longer than {room} tokens and left out")
     requests = [

@@ -142,6 +142,13 @@ def test_prompts_of_two_files_that_would_be_one_are_refused(recipe, tmp_path):
         run(recipe(), "--set", "data.prompts=[a/p.jsonl, b/p.jsonl]")
 
 
+# Catches: the file of answers that is missed because no prompt was answered.
+def test_prompts_that_leave_no_room_for_an_answer_are_one_sentence(recipe, tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"id": "0", "prompt": "of a file"}))
+    with pytest.raises(DataError, match=r"none of 1 fits in 0 tokens, .* sample\.max_new_tokens 1024 leaves of 1024"):
+        run(recipe(), "--set", "data.prompts=[p.jsonl]", "--set", "sample.max_new_tokens=1024")
+
+
 # Catches: a Ctrl-C that is heard only when all prompts are answered, which can take hours; answers lost by it.
 def test_an_interrupt_while_the_target_answers_ends_the_run_and_keeps_what_is_there(recipe, tmp_path):
     lines = [json.dumps({"id": str(index), "prompt": f"prompt {index}"}) for index in range(20)]
