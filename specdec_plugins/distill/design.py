@@ -62,7 +62,7 @@ def design(section: DrafterSection, target: Target, texts: Iterable[Text]) -> Bl
     return BlockConfig(
         shape=Shape(
             hidden_size=int(config.hidden_size),
-            intermediate_size=section.intermediate_size or int(config.intermediate_size),
+            intermediate_size=section.intermediate_size or _inner(config),
             num_hidden_layers=section.num_hidden_layers,
             num_attention_heads=ours,
             num_key_value_heads=int(shared),
@@ -116,6 +116,12 @@ def network(config: BlockConfig, section: DrafterSection, size: Tensor, seed: in
 def _unseen(texts: Iterable[Text], vocabulary: int) -> int:
     seen = {token for text in texts for token in text.tokens}
     return next((token for token in range(vocabulary) if token not in seen), vocabulary - 1)
+
+
+def _inner(config: Any) -> int:
+    """GPT-2's is called otherwise, and mostly left out."""
+    found = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return int(found or 4 * config.hidden_size)
 
 
 def _theta(config: Any) -> float:

@@ -172,6 +172,21 @@ def test_an_interrupt_while_the_target_answers_ends_the_run_and_keeps_what_is_th
     assert len(file.read_text().splitlines()) == 20
 
 
+# Catches: an inner size that is only found where the config calls it as Llama does.
+def test_a_target_of_gpt2s_kind_gives_all_sizes(recipe, tmp_path):
+    target = tmp_path / "target"
+    tiny("gpt2").save_pretrained(target)
+    file = recipe()
+    content = yaml.safe_load(file.read_text())
+    del content["drafter"]["intermediate_size"]
+    content["data"]["samples"] = ["small.jsonl"]
+    file.write_text(yaml.safe_dump(content))
+    lines = [{"id": str(index), "prompt": [1, 2], "tokens": [index, index + 1, 3]} for index in range(40)]
+    (tmp_path / "small.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(file, "--set", f"target.model={target}")
+    assert checkpoint.describe(tmp_path / "run" / "drafter").shape.intermediate_size == 4 * 32
+
+
 # Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
 def test_texts_are_cut_to_the_targets_context(recipe, tmp_path):
     tiny("gpt2", positions=16).save_pretrained(tmp_path / "target")
