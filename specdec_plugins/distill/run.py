@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from specdec.encoding import has_template, prompt_ids
 from specdec.environment import environment
-from specdec.errors import DataError
+from specdec.errors import DataError, RecipeError
 from specdec.loading import load
 from specdec.target import Target
 from specdec.task import samples_of
@@ -59,7 +60,7 @@ class Run:
         """Train, from where the folder stopped.
 
         Raises:
-            SpecdecError: it cannot be done.
+            SpecdecError: it cannot be done, or its numbers went beyond all bounds.
         """
         recipe = self.recipe
         model, tokenizer = load(
@@ -173,6 +174,7 @@ class Run:
             learning = trainer.step < options.steps
             parts.append(trainer.advance())
             step = trainer.step
+            _see_finite(step, parts[-1].values())
             if step % _EVERY == 0 or step in (options.steps, trainer.last):
                 mean = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
                 pace = (time.perf_counter() - began) / (step - first)
@@ -184,6 +186,7 @@ class Run:
                     "step": step,
                     "curves": {name: _plain(one) for name, one in trainer.curves(held).items()},
                 }
+                _see_finite(step, [_worth(entry["curves"])])
                 self.folder.log(entry)
                 curves.append(entry)
                 self._table(curves)
@@ -253,6 +256,14 @@ def _plain(curve: Curve) -> dict[str, Any]:
 def _worth(curves: dict[str, Any]) -> float:
     """What decides which weights are kept: the acceptance lengths of all rules."""
     return float(sum(one["length"] for one in curves.values()))
+
+
+def _see_finite(step: int, numbers: Iterable[float]) -> None:
+    if not all(map(math.isfinite, numbers)):
+        raise RecipeError(
+            f"train: numbers of step {step} are not finite; try a smaller train.learning_rate or train.clip, a longer "
+            "train.warm_up, or another target.dtype"
+        )
 
 
 def _line(step: int, last: int, pace: float, mean: dict[str, float], *, learning: bool) -> str:

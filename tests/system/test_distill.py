@@ -187,6 +187,13 @@ def test_a_target_of_gpt2s_kind_gives_all_sizes(recipe, tmp_path):
     assert checkpoint.describe(tmp_path / "run" / "drafter").shape.intermediate_size == 4 * 32
 
 
+# Catches: a loss without a number that is written down, or trained on with.
+@pytest.mark.parametrize("options", [{}, {"clip": 1e30}, {"measure": 1}], ids=str)
+def test_numbers_beyond_all_bounds_end_the_run_with_a_sentence(recipe, options):
+    with pytest.raises(RecipeError, match=r"numbers of step \d+ are not finite; try a smaller train\.learning_rate"):
+        run(recipe(learning_rate=1e30, warm_up=0, **options))
+
+
 # Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
 def test_texts_are_cut_to_the_targets_context(recipe, tmp_path):
     tiny("gpt2", positions=16).save_pretrained(tmp_path / "target")
