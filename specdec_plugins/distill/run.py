@@ -22,7 +22,7 @@ from specdec.task import samples_of
 from specdec_plugins.distill import bigrams, corpus, sampling
 from specdec_plugins.distill.card import card
 from specdec_plugins.distill.design import design, network
-from specdec_plugins.distill.features import Features, head_of, size_of, tap
+from specdec_plugins.distill.features import Features, head_of, see_plain, size_of, tap
 from specdec_plugins.distill.folder import CURVE, DRAFTER, FEATURES, RESULTS, SAMPLES, Folder
 from specdec_plugins.distill.measure import Curve
 from specdec_plugins.distill.pool import GROUP, Pool, groups_of
@@ -80,6 +80,7 @@ class Run:
         longest = max(len(text.tokens) for text in texts)
         target = Target(model, tokenizer, kv=Slab(rows=GROUP, tokens=max(2, longest)))
         config = design(recipe.drafter, target, texts)
+        see_plain(target, held[0])
         about = environment(target) | {"texts": corpus.digest(texts)}
         self.folder.claim(about)
         seen = [

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from specdec.errors import DataError, OutputError, RecipeError
+from specdec.errors import CompatibilityError, DataError, OutputError, RecipeError
 from specdec_plugins.distill.command import distill
 from specdec_plugins.distill.folder import Folder
 from specdec_plugins.distill.recipe import read_recipe
@@ -192,6 +192,12 @@ def test_a_target_of_gpt2s_kind_gives_all_sizes(recipe, tmp_path):
 def test_numbers_beyond_all_bounds_end_the_run_with_a_sentence(recipe, options):
     with pytest.raises(RecipeError, match=r"numbers of step \d+ are not finite; try a smaller train\.learning_rate"):
         run(recipe(learning_rate=1e30, warm_up=0, **options))
+
+
+# Catches: a drafter of a law that is not the target's, as all laws are computed from last rows and head alone.
+def test_a_target_that_scales_its_logits_is_refused(recipe):
+    with pytest.raises(CompatibilityError, match="its logits are not its last rows times its head, but scaled"):
+        run(recipe(), "--set", "target.model=random:cohere")
 
 
 # Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
