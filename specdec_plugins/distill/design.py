@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
 from specdec.errors import CompatibilityError
@@ -57,6 +58,8 @@ def design(section: DrafterSection, target: Target, texts: Iterable[Text]) -> Bl
     mask = _unseen(texts, target.vocabulary) if section.mask_token_id is None else section.mask_token_id
     if mask >= target.vocabulary:
         problems.append(f"drafter.mask_token_id: got {mask}, wanted an id below {target.vocabulary}")
+    if target.dtype == torch.float64:
+        problems.append("target: is float64, and a drafter learns in float32 at most; try target.dtype: float32")
     if problems:
         raise CompatibilityError(problems)
     return BlockConfig(

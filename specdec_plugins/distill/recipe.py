@@ -210,6 +210,8 @@ def read_recipe(source: str, overrides: Sequence[str] = ()) -> DistillRecipe:
         problems += missing
     if made.get("train") is not None and made["train"].tv + made["train"].kl + made["train"].ce == 0:
         problems.append("train: got tv, kl and ce 0, wanted one of them above; try train.tv: 1")
+    if made.get("target") is not None and (graphs := made["target"].graphs) != "off":
+        problems.append(f"target.graphs: got {graphs!r}, and a training makes no use of graphs; leave it out")
     if problems:
         raise RecipeError(problems)
     return DistillRecipe(**made, seed=seed, output_dir=output)

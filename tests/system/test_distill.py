@@ -200,6 +200,16 @@ def test_a_target_that_scales_its_logits_is_refused(recipe):
         run(recipe(), "--set", "target.model=random:cohere")
 
 
+# Catches: an option of the target that is read over, or fails in the first forward.
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("dtype=float64", "is float64, and a drafter learns in float32"), ("graphs=compile", "makes no use of graphs")],
+)
+def test_options_of_the_target_that_training_has_no_use_for_are_refused(recipe, change, said):
+    with pytest.raises((CompatibilityError, RecipeError), match=said):
+        run(recipe(), "--set", f"target.{change}")
+
+
 # Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
 def test_texts_are_cut_to_the_targets_context(recipe, tmp_path):
     tiny("gpt2", positions=16).save_pretrained(tmp_path / "target")
