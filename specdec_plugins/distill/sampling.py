@@ -13,6 +13,7 @@ from specdec.errors import DataError
 from specdec.noise import request_seed
 from specdec.target import Target
 from specdec.types import Request, Sampling
+from specdec_plugins.distill.folder import whole
 from specdec_plugins.distill.recipe import SampleSection
 from specdec_plugins.drafters.none import NoDraft
 from specdec_plugins.schedulers.continuous import Continuous
@@ -85,6 +86,8 @@ def answer(
 def _done(file: Path) -> set[str]:
     if not file.exists():
         return set()
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+    with whole(file):
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+        done = {str(json.loads(line)["id"]) for line in lines}
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return {str(json.loads(line)["id"]) for line in lines}
+    return done

@@ -237,6 +237,33 @@ def test_a_folder_of_another_run_is_left_alone(recipe, tmp_path):
         run(recipe())
 
 
+# Catches: what a crash of the machine leaves behind, as a traceback.
+@pytest.mark.parametrize(
+    "name", ["environment.json", "log.jsonl", "state.pt", "features/0.safetensors", "samples.jsonl"]
+)
+def test_a_damaged_file_of_a_run_is_one_sentence(recipe, tmp_path, name):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"id": "0", "prompt": "a"}))
+    options = ["--set", "data.prompts=[prompts.jsonl]", "--set", "sample.max_new_tokens=4"]
+    run(recipe(), *options)
+    (tmp_path / "run" / "results.json").unlink()
+    (tmp_path / "run" / "features").mkdir()
+    for number in range(9) if name.startswith("features") else [0]:
+        (tmp_path / "run" / name.replace("0", str(number))).write_text("[]\n")
+    with pytest.raises(OutputError, match=r"is damaged; try another|cannot be read or written: .* header"):
+        run(recipe(), *options)
+
+
+# Catches: a full disk as a traceback of whoever wrote last.
+@pytest.mark.parametrize("name", ["keep", "log", "table"])
+def test_a_folder_that_can_no_longer_be_written_is_one_sentence(recipe, tmp_path, monkeypatch, name):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Folder, name, full)
+    with pytest.raises(OutputError, match=r"run: cannot be read or written: .*No space left on device; the same"):
+        run(recipe())
+
+
 # Catches: only the first of several mistakes told, a misspelt option that is read over.
 def test_everything_wrong_with_a_recipe_is_said_at_once(recipe):
     with pytest.raises(RecipeError) as error:
