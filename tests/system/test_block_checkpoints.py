@@ -137,6 +137,7 @@ BROKEN = [
     (deepspec(confidence_head_with_markov="yes"), "confidence_head_with_markov is 'yes', wanted true or false"),
     (deepspec(markov_rank=0), "confidence_head_with_markov is true and markov_rank is 0"),
     (deepspec(layer_types=["sliding_attention"] * 2), "sliding_window is None and use_sliding_window False"),
+    (deepspec(layer_types=[["full_attention"], {}]), "wanted 2 of full_attention and sliding_attention"),
     (
         deepspec(layer_types=["sliding_attention"] * 2, sliding_window=4, use_sliding_window=True),
         "this architecture has full_attention only",
