@@ -55,7 +55,11 @@ def design(section: DrafterSection, target: Target, texts: Iterable[Text]) -> Bl
         problems.append(
             f"drafter: {ours} heads of {size} numbers do not share {shared}; wanted a divisor and even sizes"
         )
-    mask = _unseen(texts, target.vocabulary) if section.mask_token_id is None else section.mask_token_id
+    mask = section.mask_token_id
+    if mask is None and section.start is not None:
+        mask = checkpoint.describe(Path(section.start).expanduser()).mask_token
+    elif mask is None:
+        mask = _unseen(texts, target.vocabulary)
     if mask >= target.vocabulary:
         problems.append(f"drafter.mask_token_id: got {mask}, wanted an id below {target.vocabulary}")
     if target.dtype == torch.float64:

@@ -36,8 +36,8 @@ class DrafterSection:
         head_dim: the target's when left out.
         markov_rank: rank of the bias from the token before.
         markov_head_type: which bias.
-        mask_token_id: what stands at the places that are to be filled; the first id that the texts never have when left
-            out.
+        mask_token_id: what stands at the places that are to be filled; when left out, that of the drafter to go on
+            from, or else the first id that the texts never have.
         start: the folder of a trained drafter to go on from, of the same sizes.
     """
 

@@ -210,6 +210,17 @@ def test_options_of_the_target_that_training_has_no_use_for_are_refused(recipe, 
         run(recipe(), "--set", f"target.{change}")
 
 
+# Catches: a drafter that can only be trained on with texts that leave out the same ids as those of its first training.
+def test_a_drafter_is_trained_on_with_other_texts(recipe, tmp_path):
+    run(recipe())
+    first = checkpoint.describe(tmp_path / "run" / "drafter").mask_token
+    lines = [{"id": str(index), "prompt": [first, 2], "tokens": [first, index, index + 1]} for index in range(40)]
+    (tmp_path / "others.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    changes = ["data.samples=[others.jsonl]", f"drafter.start={tmp_path / 'run' / 'drafter'}"]
+    run(recipe(), "--output-dir", tmp_path / "two", *(part for change in changes for part in ("--set", change)))
+    assert checkpoint.describe(tmp_path / "two" / "drafter").mask_token == first
+
+
 # Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
 def test_texts_are_cut_to_the_targets_context(recipe, tmp_path):
     tiny("gpt2", positions=16).save_pretrained(tmp_path / "target")
