@@ -73,7 +73,7 @@ def _rows(target: Target, contexts: Tensor) -> Tensor:
     count, width = contexts.shape
     reader = Target(target.model, None, kv=Slab(rows=min(_ROWS, count), tokens=width))
     found = []
-    for chunk in contexts.to(target.device).split(_ROWS):
+    for chunk in torch.split(contexts.to(target.device), _ROWS):
         span = Span(chunk, (width,) * len(chunk))
         hidden = reader.forward(tuple(range(len(chunk))), span, taps=(FINAL,), logits=False).hidden
         found.append(hidden[FINAL][:, -1].clone())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +68,9 @@ def answer(
     if not requests:
         return
     engine = Engine(target, NoDraft(), Standard(), Continuous())
-    with file.open("a", encoding="utf-8") as lines, closing(engine.stream(requests)) as events:
+    with file.open("a", encoding="utf-8") as lines:
         count, tokens = len(done), 0
-        for event in events:
+        for event in engine.stream(requests):
             if stopped:
                 return
             if event.completion is None:
