@@ -141,7 +141,8 @@ def load(folder: Path, *, dtype: Any = "auto") -> BlockModel:
 
 
 def save(folder: Path, model: BlockModel) -> None:
-    """Write a checkpoint in DeepSpec's form, without copies of the target's embedding and head.
+    """Write a checkpoint in DeepSpec's form, without copies of the target's embedding and head; weights that are there
+    stay whole until the new ones are.
 
     Raises:
         ModelError: that form cannot say it.
@@ -149,7 +150,9 @@ def save(folder: Path, model: BlockModel) -> None:
     text = json.dumps(as_dict(model.config), indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.tensors().items()}
-    save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
+    new = folder / f".{_WEIGHTS}.new"
+    save_file(tensors, new, {"format": "pt"})
+    new.replace(folder / _WEIGHTS)
     (folder / _CONFIG).write_text(text, encoding="utf-8")
 
 
