@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.engine import Engine
-from specdec.errors import DataError
+from specdec.errors import DataError, OutputError
 from specdec.noise import request_seed
 from specdec.target import Target
 from specdec.types import Request, Sampling
@@ -41,8 +41,14 @@ def answer(
 
     Raises:
         DataError: no prompt is short enough.
+        OutputError: the file answers other prompts.
     """
     done = _done(file)
+    if other := [name for name, ids in done.items() if ids != list(prompts.get(name, ()))]:
+        raise OutputError(
+            f"{file}: answers other prompts than data.prompts has now, such as {other[0]!r}; try another --output-dir, "
+            "or --overwrite"
+        )
     open_ = {name: tuple(ids) for name, ids in prompts.items() if name not in done}
     room = target.limit - options.max_new_tokens
     fitting = {name: ids for name, ids in open_.items() if 0 < len(ids) <= room}
@@ -82,11 +88,11 @@ def answer(
             tell(f"sampling: {count} of {len(done) + len(requests)} prompts, {tokens} new tokens")
 
 
-def _done(file: Path) -> set[str]:
+def _done(file: Path) -> dict[str, list[int]]:
     if not file.exists():
-        return set()
+        return {}
     with whole(file):
         lines = file.read_text(encoding="utf-8").split("\n")[:-1]
-        done = {str(json.loads(line)["id"]) for line in lines}
+        done = {str(row["id"]): row["prompt"] for row in map(json.loads, lines)}
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return done

@@ -149,6 +149,17 @@ def test_prompts_that_leave_no_room_for_an_answer_are_one_sentence(recipe, tmp_p
         run(recipe(), "--set", "data.prompts=[p.jsonl]", "--set", "sample.max_new_tokens=1024")
 
 
+# Catches: answers to what the prompts were before, taken for answers to what they are now.
+def test_answers_to_other_prompts_are_not_gone_on_with(recipe, tmp_path):
+    file, options = tmp_path / "p.jsonl", ["--set", "data.prompts=[p.jsonl]", "--set", "sample.max_new_tokens=4"]
+    file.write_text(json.dumps({"id": "0", "prompt": "as it was"}))
+    run(recipe(), *options)
+    (tmp_path / "run" / "results.json").unlink()
+    file.write_text(json.dumps({"id": "0", "prompt": "as it is"}))
+    with pytest.raises(OutputError, match=r"answers other prompts than data\.prompts has now, such as 'p-0'; try"):
+        run(recipe(), *options)
+
+
 # Catches: a Ctrl-C that is heard only when all prompts are answered, which can take hours; answers lost by it.
 def test_an_interrupt_while_the_target_answers_ends_the_run_and_keeps_what_is_there(recipe, tmp_path):
     lines = [json.dumps({"id": str(index), "prompt": f"prompt {index}"}) for index in range(20)]
