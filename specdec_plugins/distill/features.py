@@ -54,7 +54,7 @@ def see_plain(target: Target, text: Text) -> None:
     """See that the target's logits are its last rows times its head: laws are computed from these two.
 
     Raises:
-        CompatibilityError: they are scaled, capped, or have a bias.
+        CompatibilityError: they are scaled, capped, or have a bias, or are no numbers.
     """
     ids = torch.tensor([text.tokens[:_FEW]], device=target.device)
     found = target.forward((0,), Span(ids, (ids.shape[1],)), taps=(FINAL,))
@@ -63,6 +63,10 @@ def see_plain(target: Target, text: Text) -> None:
     with torch.inference_mode():
         wanted = (found.hidden[FINAL].to(head.device, head.dtype) @ head.T).float()
         logits = found.logits.to(head.device).float()
+        if not bool(logits.isfinite().all()):
+            raise CompatibilityError(
+                f"target: its logits are not finite in {target.dtype}; try target.dtype: float32, or another checkpoint"
+            )
         if (logits - wanted).abs().max() > _ROUNDING * logits.abs().max():
             raise CompatibilityError(
                 "target: its logits are not its last rows times its head, but scaled, capped or with a bias, and a "

@@ -1,5 +1,6 @@
 """`specdec distill`: from a recipe to a drafter; killed and gone on; twice the same; what it refuses."""
 
+import copy
 import json
 import os
 import re
@@ -230,6 +231,17 @@ def test_a_drafter_is_trained_on_with_other_texts(recipe, tmp_path):
     changes = ["data.samples=[others.jsonl]", f"drafter.start={tmp_path / 'run' / 'drafter'}"]
     run(recipe(), "--output-dir", tmp_path / "two", *(part for change in changes for part in ("--set", change)))
     assert checkpoint.describe(tmp_path / "two" / "drafter").mask_token == first
+
+
+# Catches: a target in a dtype too small for it as a traceback of linear algebra.
+def test_a_target_whose_logits_are_no_numbers_is_refused(recipe, tmp_path):
+    model = copy.deepcopy(tiny("llama"))
+    torch.nn.init.constant_(model.model.norm.weight, torch.nan)
+    model.save_pretrained(tmp_path / "target")
+    lines = [{"id": str(index), "prompt": [1, 2], "tokens": [index, 3, 4]} for index in range(40)]
+    (tmp_path / "small.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(CompatibilityError, match=r"its logits are not finite in torch\.float32; try"):
+        run(recipe(), "--set", f"target.model={tmp_path / 'target'}", "--set", "data.samples=[small.jsonl]")
 
 
 # Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
