@@ -26,7 +26,7 @@ _ROWS = 256  # tokens read at once
 
 
 def begin(markov: Markov, target: Target, head: Tensor, texts: Sequence[Text]) -> None:
-    """Give a head these weights. Tokens that no text has, and ranks beyond the target's own, keep those they have.
+    """Give a head these weights. Tokens that no text has say nothing; ranks beyond the target's own stay.
 
     Args:
         markov: the head; of kind rnn, whose bias depends on more than one token, it stays as it is.
@@ -51,6 +51,8 @@ def begin(markov: Markov, target: Target, head: Tensor, texts: Sequence[Text]) -
     even = (codes.square().mean(0) / into.square().mean(0)).pow(0.25)
     weak = 2.0 if markov.kind == "gated" else 1.0  # its gate begins half open
     with torch.no_grad():
+        # What no text has is never trained: random numbers would stay, and w2 makes a bias of them.
+        markov.markov_w1.weight[:, :rank] = 0
         markov.markov_w1.weight[ids, :rank] = codes / even * weak
         markov.markov_w2.weight[:, :rank] = into * even
 

@@ -43,7 +43,7 @@ def finished(file: str, tokenizer: Any) -> list[Text]:
     found = []
     for number, row in rows(file):
         where = f"{file}:{number}"
-        name = str(row.get("id", number))
+        name = _written(str(row.get("id", number)), where)
         if isinstance(row.get("text"), str) and row["text"]:
             tokens = prompt_ids(row["text"], tokenizer, None, where, "another text")
             found.append(Text(name, tokens, 0))
@@ -64,7 +64,7 @@ def _answered(name: str, prompt: Any, response: str, tokenizer: Any, where: str)
     if template is None and not isinstance(prompt, str):
         raise DataError(f"{where}: has 'messages', which need a chat template, and the target has none; try 'prompt'")
     ids = prompt_ids(prompt, tokenizer, template, where, "another prompt")
-    answer = tuple(tokenizer(response, add_special_tokens=False)["input_ids"])
+    answer = tuple(tokenizer(_written(response, where), add_special_tokens=False)["input_ids"])
     end = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
     return Text(name, ids + answer + end, len(ids))
 
@@ -78,7 +78,7 @@ def sampled(file: str, vocabulary: int) -> list[Text]:
     found = []
     for number, row in rows(file):
         prompt, tokens = (_ids(row, name, vocabulary, f"{file}:{number}") for name in ("prompt", "tokens"))
-        found.append(Text(str(row.get("id", number)), prompt + tokens, len(prompt)))
+        found.append(Text(_written(str(row.get("id", number)), f"{file}:{number}"), prompt + tokens, len(prompt)))
     return found
 
 
@@ -88,6 +88,15 @@ def digest(texts: Iterable[Text]) -> str:
     for text in texts:
         found.update(f"{text.id}\x1f{text.start}\x1f{text.tokens}\x1e".encode())
     return found.hexdigest()
+
+
+def _written(text: str, where: str) -> str:
+    """A text that can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: got {text[error.start]!a}, which is half a character; wanted whole ones") from error
+    return text
 
 
 def _ids(row: Mapping[str, Any], name: str, vocabulary: int, where: str) -> tuple[int, ...]:

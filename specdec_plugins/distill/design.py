@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
 from specdec.errors import CompatibilityError
@@ -54,15 +55,21 @@ def design(section: DrafterSection, target: Target, texts: Iterable[Text]) -> Bl
         problems.append(
             f"drafter: {ours} heads of {size} numbers do not share {shared}; wanted a divisor and even sizes"
         )
-    mask = _unseen(texts, target.vocabulary) if section.mask_token_id is None else section.mask_token_id
+    mask = section.mask_token_id
+    if mask is None and section.start is not None:
+        mask = checkpoint.describe(Path(section.start).expanduser()).mask_token
+    elif mask is None:
+        mask = _unseen(texts, target.vocabulary)
     if mask >= target.vocabulary:
         problems.append(f"drafter.mask_token_id: got {mask}, wanted an id below {target.vocabulary}")
+    if target.dtype == torch.float64:
+        problems.append("target: is float64, and a drafter learns in float32 at most; try target.dtype: float32")
     if problems:
         raise CompatibilityError(problems)
     return BlockConfig(
         shape=Shape(
             hidden_size=int(config.hidden_size),
-            intermediate_size=section.intermediate_size or int(config.intermediate_size),
+            intermediate_size=section.intermediate_size or _inner(config),
             num_hidden_layers=section.num_hidden_layers,
             num_attention_heads=ours,
             num_key_value_heads=int(shared),
@@ -116,6 +123,12 @@ def network(config: BlockConfig, section: DrafterSection, size: Tensor, seed: in
 def _unseen(texts: Iterable[Text], vocabulary: int) -> int:
     seen = {token for text in texts for token in text.tokens}
     return next((token for token in range(vocabulary) if token not in seen), vocabulary - 1)
+
+
+def _inner(config: Any) -> int:
+    """GPT-2's is called otherwise, and mostly left out."""
+    found = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return int(found or 4 * config.hidden_size)
 
 
 def _theta(config: Any) -> float:

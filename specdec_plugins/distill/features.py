@@ -9,9 +9,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from specdec.errors import CompatibilityError
 from specdec.target import FINAL, Target
 from specdec.types import Span
 from specdec_plugins.distill.corpus import Text
+
+_FEW = 32  # tokens: logits are as wide as the vocabulary
+_ROUNDING = 0.05  # of the largest logit
 
 
 @final
@@ -44,6 +48,30 @@ def tap(target: Target, texts: Sequence[Text], taps: tuple[int, ...]) -> list[Fe
         )
         for row, size in enumerate(sizes)
     ]
+
+
+def see_plain(target: Target, text: Text) -> None:
+    """See that the target's logits are its last rows times its head: laws are computed from these two.
+
+    Raises:
+        CompatibilityError: they are scaled, capped, or have a bias, or are no numbers.
+    """
+    ids = torch.tensor([text.tokens[:_FEW]], device=target.device)
+    found = target.forward((0,), Span(ids, (ids.shape[1],)), taps=(FINAL,))
+    assert found.logits is not None  # asked for
+    head = head_of(target)
+    with torch.inference_mode():
+        wanted = (found.hidden[FINAL].to(head.device, head.dtype) @ head.T).float()
+        logits = found.logits.to(head.device).float()
+        if not bool(logits.isfinite().all()):
+            raise CompatibilityError(
+                f"target: its logits are not finite in {target.dtype}; try target.dtype: float32, or another checkpoint"
+            )
+        if (logits - wanted).abs().max() > _ROUNDING * logits.abs().max():
+            raise CompatibilityError(
+                "target: its logits are not its last rows times its head, but scaled, capped or with a bias, and a "
+                "drafter would learn another law; wanted a target without"
+            )
 
 
 def size_of(features: Sequence[Features]) -> Tensor:

@@ -9,10 +9,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Self, final
 
 import torch
 from attrs import frozen
+from safetensors import SafetensorError
 
 from specdec.errors import OutputError, RecipeError
 from specdec.rundir import RunFolder
@@ -44,7 +46,7 @@ class Folder:
 
         Raises:
             OutputError: it holds a finished run, a run of another recipe, or something else, or is in use, or cannot be
-                written.
+                written, now or later.
         """
         folder = cls(path, config)
         with RunFolder(path, config, overwrite).hold():
@@ -54,7 +56,14 @@ class Folder:
                 if isinstance(error, OutputError):
                     raise
                 raise OutputError(f"{path}: cannot be used: {error}; {_TRY}") from error
-            yield folder
+            try:
+                yield folder
+            except (OSError, SafetensorError) as error:
+                if isinstance(error, OutputError):
+                    raise
+                raise OutputError(
+                    f"{path}: cannot be read or written: {error}; the same command goes on once it can, or {_TRY}"
+                ) from error
 
     def _begin(self, overwrite: bool) -> None:
         there = {entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")}
@@ -77,15 +86,16 @@ class Folder:
             OutputError: it was begun with other texts or other weights of the target.
         """
         file = self.path / ENVIRONMENT
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else environment
-        others = [
-            what
-            for what, there, now in (
-                ("texts", found.get("texts"), environment["texts"]),
-                ("weights of the target", found["target"]["weights"], environment["target"]["weights"]),
-            )
-            if there not in (None, now)
-        ]
+        with whole(file):
+            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else environment
+            others = [
+                what
+                for what, there, now in (
+                    ("texts", found.get("texts"), environment["texts"]),
+                    ("weights of the target", found["target"]["weights"], environment["target"]["weights"]),
+                )
+                if there not in (None, now)
+            ]
         if others:
             raise OutputError(f"{self.path}: was begun with other {' and '.join(others)}; {_TRY}")
         self.write(ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
@@ -116,7 +126,8 @@ class Folder:
         """The state that was written last."""
         if not self.begun:
             return None
-        found: dict[str, Any] = torch.load(self.path / STATE, weights_only=True)
+        with whole(self.path / STATE):
+            found: dict[str, Any] = torch.load(self.path / STATE, weights_only=True)
         return found
 
     def log(self, entry: Mapping[str, Any]) -> None:
@@ -127,8 +138,9 @@ class Folder:
     def logged(self, step: int) -> list[dict[str, Any]]:
         """The log up to a step; what was written later is dropped."""
         file = self.path / LOG
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        kept = [entry for entry in map(json.loads, lines) if entry["step"] <= step]
+        with whole(file):
+            lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+            kept = [entry for entry in map(json.loads, lines) if entry["step"] <= step]
         self.write(LOG, "".join(json.dumps(entry) + "\n" for entry in kept))
         return kept
 
@@ -142,6 +154,19 @@ class Folder:
         """Remove what only a training that goes on needs."""
         shutil.rmtree(self.path / FEATURES, ignore_errors=True)
         (self.path / STATE).unlink(missing_ok=True)
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[None]:
+    """Whatever goes wrong with the content of a file of a run is that it is damaged.
+
+    Raises:
+        OutputError: it is.
+    """
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, UnpicklingError) as error:
+        raise OutputError(f"{file}: is damaged; {_TRY}") from error
 
 
 def _differences(found: Any, wanted: Mapping[str, Any]) -> list[str]:

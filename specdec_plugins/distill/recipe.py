@@ -36,8 +36,8 @@ class DrafterSection:
         head_dim: the target's when left out.
         markov_rank: rank of the bias from the token before.
         markov_head_type: which bias.
-        mask_token_id: what stands at the places that are to be filled; the first id that the texts never have when left
-            out.
+        mask_token_id: what stands at the places that are to be filled; when left out, that of the drafter to go on
+            from, or else the first id that the texts never have.
         start: the folder of a trained drafter to go on from, of the same sizes.
     """
 
@@ -63,7 +63,7 @@ class DataSection:
         texts: files of finished texts: `text` alone, or `prompt` or `messages` with `response`.
         prompts: files of prompts that the target answers first, as task `jsonl` reads them.
         samples: files of such answers made elsewhere: {"id": ..., "prompt": [ids], "tokens": [ids]}.
-        max_tokens: what is longer is cut.
+        max_tokens: what is longer is cut, and what is longer than the target's context.
         held_out: share of the texts that measures and never trains; which ones, their ids decide.
     """
 
@@ -210,6 +210,8 @@ def read_recipe(source: str, overrides: Sequence[str] = ()) -> DistillRecipe:
         problems += missing
     if made.get("train") is not None and made["train"].tv + made["train"].kl + made["train"].ce == 0:
         problems.append("train: got tv, kl and ce 0, wanted one of them above; try train.tv: 1")
+    if made.get("target") is not None and (graphs := made["target"].graphs) != "off":
+        problems.append(f"target.graphs: got {graphs!r}, and a training makes no use of graphs; leave it out")
     if problems:
         raise RecipeError(problems)
     return DistillRecipe(**made, seed=seed, output_dir=output)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -14,14 +15,14 @@ from torch import Tensor
 
 from specdec.encoding import has_template, prompt_ids
 from specdec.environment import environment
-from specdec.errors import DataError
+from specdec.errors import DataError, RecipeError
 from specdec.loading import load
 from specdec.target import Target
 from specdec.task import samples_of
 from specdec_plugins.distill import bigrams, corpus, sampling
 from specdec_plugins.distill.card import card
 from specdec_plugins.distill.design import design, network
-from specdec_plugins.distill.features import Features, head_of, size_of, tap
+from specdec_plugins.distill.features import Features, head_of, see_plain, size_of, tap
 from specdec_plugins.distill.folder import CURVE, DRAFTER, FEATURES, RESULTS, SAMPLES, Folder
 from specdec_plugins.distill.measure import Curve
 from specdec_plugins.distill.pool import GROUP, Pool, groups_of
@@ -60,7 +61,7 @@ class Run:
         """Train, from where the folder stopped.
 
         Raises:
-            SpecdecError: it cannot be done.
+            SpecdecError: it cannot be done, or its numbers went beyond all bounds.
         """
         recipe = self.recipe
         model, tokenizer = load(
@@ -68,6 +69,8 @@ class Run:
             **{name: getattr(recipe.target, name) for name in _LOADED},
         )
         texts = self._texts(model, tokenizer)
+        if self.stopped:
+            return
         learnt, held = corpus.split(texts, recipe.data.held_out)
         held = sorted(held, key=lambda text: len(text.tokens))[-recipe.train.measured :]
         if not learnt or not held:
@@ -78,6 +81,7 @@ class Run:
         longest = max(len(text.tokens) for text in texts)
         target = Target(model, tokenizer, kv=Slab(rows=GROUP, tokens=max(2, longest)))
         config = design(recipe.drafter, target, texts)
+        see_plain(target, held[0])
         about = environment(target) | {"texts": corpus.digest(texts)}
         self.folder.claim(about)
         seen = [
@@ -100,7 +104,10 @@ class Run:
         data, options = self.recipe.data, self.recipe.sample
         if tokenizer is None and (data.texts or data.prompts):
             raise DataError("target: has no tokenizer, so texts cannot become tokens; try data.samples, which are ids")
-        vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+        config = model.config.get_text_config(decoder=True)
+        vocabulary, most = int(config.vocab_size), data.max_tokens
+        if context := getattr(config, "max_position_embeddings", None):
+            most = min(most, int(context))
         found = [text for file in data.texts for text in corpus.finished(file, tokenizer)]
         files = list(data.samples)
         if data.prompts:
@@ -110,15 +117,18 @@ class Run:
                 for sample in samples_of(Jsonl(), "jsonl", file, None):
                     what = sample.messages or sample.text or ""
                     ids = prompt_ids(what, tokenizer, template, f"{file}: prompt {sample.id!r}", "another prompt")
-                    prompts[f"{Path(file).stem}-{sample.id}"] = ids[: data.max_tokens]
+                    name = f"{Path(file).stem}-{sample.id}"
+                    if name in prompts:
+                        raise DataError(f"{file}: prompt {name!r} is in another file of that name too; rename one")
+                    prompts[name] = ids[: data.max_tokens]
             longest = max(map(len, prompts.values()))
             cache = Slab(rows=min(options.rows, len(prompts)), tokens=longest + options.max_new_tokens)
             target = Target(model, tokenizer, kv=cache)
             answers = self.folder.path / SAMPLES
-            sampling.answer(target, prompts, answers, options, self.recipe.seed, self.tell)
-            files.append(str(answers))
+            sampling.answer(target, prompts, answers, options, self.recipe.seed, self.tell, self.stopped)
+            files += [str(answers)] * (not self.stopped)
         found += [text for file in files for text in corpus.sampled(file, vocabulary)]
-        return sorted(corpus.cut(found, data.max_tokens), key=lambda text: (text.id, text.tokens))
+        return sorted(corpus.cut(found, most), key=lambda text: (text.id, text.tokens))
 
     def _tap(self, target: Target, config: BlockConfig, texts: Sequence[corpus.Text]) -> list[Features]:
         return tap(target, texts, config.taps)
@@ -166,6 +176,7 @@ class Run:
             learning = trainer.step < options.steps
             parts.append(trainer.advance())
             step = trainer.step
+            _see_finite(step, parts[-1].values())
             if step % _EVERY == 0 or step in (options.steps, trainer.last):
                 mean = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
                 pace = (time.perf_counter() - began) / (step - first)
@@ -177,6 +188,7 @@ class Run:
                     "step": step,
                     "curves": {name: _plain(one) for name, one in trainer.curves(held).items()},
                 }
+                _see_finite(step, [_worth(entry["curves"])])
                 self.folder.log(entry)
                 curves.append(entry)
                 self._table(curves)
@@ -247,6 +259,14 @@ def _plain(curve: Curve) -> dict[str, Any]:
 def _worth(curves: dict[str, Any]) -> float:
     """What decides which weights are kept: the acceptance lengths of all rules."""
     return float(sum(one["length"] for one in curves.values()))
+
+
+def _see_finite(step: int, numbers: Iterable[float]) -> None:
+    if not all(map(math.isfinite, numbers)):
+        raise RecipeError(
+            f"train: numbers of step {step} are not finite; try a smaller train.learning_rate or train.clip, a longer "
+            "train.warm_up, or another target.dtype"
+        )
 
 
 def _line(step: int, last: int, pace: float, mean: dict[str, float], *, learning: bool) -> str:

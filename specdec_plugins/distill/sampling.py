@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specdec.engine import Engine
+from specdec.errors import DataError, OutputError
 from specdec.noise import request_seed
 from specdec.target import Target
 from specdec.types import Request, Sampling
+from specdec_plugins.distill.folder import whole
 from specdec_plugins.distill.recipe import SampleSection
 from specdec_plugins.drafters.none import NoDraft
 from specdec_plugins.schedulers.continuous import Continuous
@@ -23,6 +26,7 @@ def answer(
     options: SampleSection,
     seed: int,
     tell: Callable[[str], None],
+    stopped: Sequence[Any] = (),
 ) -> None:
     """Have the target answer prompts that a file has no answer to yet; lines {"id", "prompt", "tokens"} are added.
 
@@ -33,11 +37,26 @@ def answer(
         options: how it answers.
         seed: of all randomness, with the id of each prompt.
         tell: told how far it is.
+        stopped: not empty when it is to stop; what is finished is kept.
+
+    Raises:
+        DataError: no prompt is short enough.
+        OutputError: the file answers other prompts.
     """
     done = _done(file)
+    if other := [name for name, ids in done.items() if ids != list(prompts.get(name, ()))]:
+        raise OutputError(
+            f"{file}: answers other prompts than data.prompts has now, such as {other[0]!r}; try another --output-dir, "
+            "or --overwrite"
+        )
     open_ = {name: tuple(ids) for name, ids in prompts.items() if name not in done}
     room = target.limit - options.max_new_tokens
     fitting = {name: ids for name, ids in open_.items() if 0 < len(ids) <= room}
+    if open_ and not fitting and not done:
+        raise DataError(
+            f"data.prompts: none of {len(open_)} fits in {room} tokens, which is what sample.max_new_tokens "
+            f"{options.max_new_tokens} leaves of {target.limit}; try a smaller one"
+        )
     if len(fitting) < len(open_):
         tell(f"{len(open_) - len(fitting)} prompts are longer than {room} tokens and left out")
     requests = [
@@ -58,6 +77,8 @@ def answer(
     with file.open("a", encoding="utf-8") as lines:
         count, tokens = len(done), 0
         for event in engine.stream(requests):
+            if stopped:
+                return
             if event.completion is None:
                 continue
             made = list(event.completion.tokens)
@@ -67,9 +88,11 @@ def answer(
             tell(f"sampling: {count} of {len(done) + len(requests)} prompts, {tokens} new tokens")
 
 
-def _done(file: Path) -> set[str]:
+def _done(file: Path) -> dict[str, list[int]]:
     if not file.exists():
-        return set()
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+        return {}
+    with whole(file):
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+        done = {str(row["id"]): row["prompt"] for row in map(json.loads, lines)}
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return {str(json.loads(line)["id"]) for line in lines}
+    return done

@@ -56,6 +56,24 @@ def test_what_is_written_is_read_again(name, tmp_path):
     assert again.config == evolve(model.config, dialect="deepspec")
 
 
+# Catches: a drafter that a kill cuts off while it is written, so that the training which wrote it cannot go on.
+def test_weights_that_are_there_stay_until_the_new_ones_are_whole(tmp_path, monkeypatch):
+    def killed(_, file, *__):
+        Path(file).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    model = checkpoint.load(write(tmp_path / "a", deepspec()))
+    checkpoint.save(tmp_path / "b", model)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path / "b", model)
+    again = checkpoint.load(tmp_path / "b").tensors()
+    assert all(torch.equal(value, again[key]) for key, value in model.tensors().items())
+    checkpoint.save(tmp_path / "b", model)
+    assert sorted(file.name for file in (tmp_path / "b").iterdir()) == ["config.json", "model.safetensors"]
+
+
 # Catches: weights in several files, of which only the first is looked at.
 def test_sharded_weights_are_the_same_drafter(tmp_path):
     one = checkpoint.load(write(tmp_path / "a", deepspec())).tensors()
@@ -137,6 +155,7 @@ BROKEN = [
     (deepspec(confidence_head_with_markov="yes"), "confidence_head_with_markov is 'yes', wanted true or false"),
     (deepspec(markov_rank=0), "confidence_head_with_markov is true and markov_rank is 0"),
     (deepspec(layer_types=["sliding_attention"] * 2), "sliding_window is None and use_sliding_window False"),
+    (deepspec(layer_types=[["full_attention"], {}]), "wanted 2 of full_attention and sliding_attention"),
     (
         deepspec(layer_types=["sliding_attention"] * 2, sliding_window=4, use_sliding_window=True),
         "this architecture has full_attention only",

@@ -249,6 +249,13 @@ def test_dtype_and_packing_are_as_asked(tmp_path):
         DSpark(model=folder, dtype="half").bind(target())
 
 
+# Catches: a device that is not there as a traceback.
+def test_an_unknown_device_is_one_sentence(tmp_path):
+    made = DSpark(model=str(write(tmp_path, deepspec())), device="nowhere")
+    with pytest.raises(ModelError, match=r"drafter DSpark: device 'nowhere': .*; leave it out for the target's"):
+        made.bind(target())
+
+
 # Catches: a folder of an ordinary model, or of nothing, claimed by a drafter.
 def test_folders_are_told_apart_by_their_config(tmp_path):
     assert registry.drafter_of(str(write(tmp_path / "a", deepspec()))) == "dspark"

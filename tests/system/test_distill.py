@@ -1,7 +1,9 @@
 """`specdec distill`: from a recipe to a drafter; killed and gone on; twice the same; what it refuses."""
 
+import copy
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,10 +15,13 @@ import yaml
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from specdec.errors import OutputError, RecipeError
+from specdec.errors import CompatibilityError, DataError, OutputError, RecipeError
 from specdec_plugins.distill.command import distill
+from specdec_plugins.distill.folder import Folder
 from specdec_plugins.distill.recipe import read_recipe
+from specdec_plugins.distill.run import Run
 from specdec_plugins.drafters.blocks import checkpoint
+from tests.families import tiny
 
 TRAIN = {"steps": 12, "confidence_steps": 4, "measure": 4, "sequences": 2, "anchors": 3, "warm_up": 2, "measured": 4}
 
@@ -129,6 +134,128 @@ def test_prompts_are_answered_once(recipe, tmp_path):
     assert sorted(file.read_text().splitlines()) == whole
 
 
+# Catches: prompts of one file left out because another file's have their ids.
+def test_prompts_of_two_files_that_would_be_one_are_refused(recipe, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "p.jsonl").write_text(json.dumps({"id": "0", "prompt": f"of {folder}"}))
+    with pytest.raises(DataError, match=r"b/p\.jsonl: prompt 'p-0' is in another file of that name too; rename one"):
+        run(recipe(), "--set", "data.prompts=[a/p.jsonl, b/p.jsonl]")
+
+
+# Catches: the file of answers that is missed because no prompt was answered.
+def test_prompts_that_leave_no_room_for_an_answer_are_one_sentence(recipe, tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps({"id": "0", "prompt": "of a file"}))
+    with pytest.raises(DataError, match=r"none of 1 fits in 0 tokens, .* sample\.max_new_tokens 1024 leaves of 1024"):
+        run(recipe(), "--set", "data.prompts=[p.jsonl]", "--set", "sample.max_new_tokens=1024")
+
+
+# Catches: answers to what the prompts were before, taken for answers to what they are now.
+def test_answers_to_other_prompts_are_not_gone_on_with(recipe, tmp_path):
+    file, options = tmp_path / "p.jsonl", ["--set", "data.prompts=[p.jsonl]", "--set", "sample.max_new_tokens=4"]
+    file.write_text(json.dumps({"id": "0", "prompt": "as it was"}))
+    run(recipe(), *options)
+    (tmp_path / "run" / "results.json").unlink()
+    file.write_text(json.dumps({"id": "0", "prompt": "as it is"}))
+    with pytest.raises(OutputError, match=r"answers other prompts than data\.prompts has now, such as 'p-0'; try"):
+        run(recipe(), *options)
+
+
+# Catches: a Ctrl-C that is heard only when all prompts are answered, which can take hours; answers lost by it.
+def test_an_interrupt_while_the_target_answers_ends_the_run_and_keeps_what_is_there(recipe, tmp_path):
+    lines = [json.dumps({"id": str(index), "prompt": f"prompt {index}"}) for index in range(20)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    changes = ["data.prompts=[prompts.jsonl]", "data.samples=[]", "sample.max_new_tokens=12", "sample.rows=4"]
+    checked, stopped = read_recipe(str(recipe()), changes), []
+
+    def tell(text):
+        if text.startswith("sampling: 3 of 20"):
+            stopped.append(2)
+
+    file = tmp_path / "run" / "samples.jsonl"
+    with Folder.open(tmp_path / "run", checked.to_dict(), overwrite=False) as folder:
+        made = Run(checked, folder, tell, stopped)
+        made.train()
+    assert not made.done
+    begun = file.read_text().splitlines()
+    assert 3 <= len(begun) < 8
+    run(recipe(), *(part for change in changes for part in ("--set", change)))
+    assert file.read_text().splitlines()[: len(begun)] == begun
+    assert len(file.read_text().splitlines()) == 20
+
+
+# Catches: an inner size that is only found where the config calls it as Llama does.
+def test_a_target_of_gpt2s_kind_gives_all_sizes(recipe, tmp_path):
+    target = tmp_path / "target"
+    tiny("gpt2").save_pretrained(target)
+    file = recipe()
+    content = yaml.safe_load(file.read_text())
+    del content["drafter"]["intermediate_size"]
+    content["data"]["samples"] = ["small.jsonl"]
+    file.write_text(yaml.safe_dump(content))
+    lines = [{"id": str(index), "prompt": [1, 2], "tokens": [index, index + 1, 3]} for index in range(40)]
+    (tmp_path / "small.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(file, "--set", f"target.model={target}")
+    assert checkpoint.describe(tmp_path / "run" / "drafter").shape.intermediate_size == 4 * 32
+
+
+# Catches: a loss without a number that is written down, or trained on with.
+@pytest.mark.parametrize("options", [{}, {"clip": 1e30}, {"measure": 1}], ids=str)
+def test_numbers_beyond_all_bounds_end_the_run_with_a_sentence(recipe, options):
+    with pytest.raises(RecipeError, match=r"numbers of step \d+ are not finite; try a smaller train\.learning_rate"):
+        run(recipe(learning_rate=1e30, warm_up=0, **options))
+
+
+# Catches: a drafter of a law that is not the target's, as all laws are computed from last rows and head alone.
+def test_a_target_that_scales_its_logits_is_refused(recipe):
+    with pytest.raises(CompatibilityError, match="its logits are not its last rows times its head, but scaled"):
+        run(recipe(), "--set", "target.model=random:cohere")
+
+
+# Catches: an option of the target that is read over, or fails in the first forward.
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("dtype=float64", "is float64, and a drafter learns in float32"), ("graphs=compile", "makes no use of graphs")],
+)
+def test_options_of_the_target_that_training_has_no_use_for_are_refused(recipe, change, said):
+    with pytest.raises((CompatibilityError, RecipeError), match=said):
+        run(recipe(), "--set", f"target.{change}")
+
+
+# Catches: a drafter that can only be trained on with texts that leave out the same ids as those of its first training.
+def test_a_drafter_is_trained_on_with_other_texts(recipe, tmp_path):
+    run(recipe())
+    first = checkpoint.describe(tmp_path / "run" / "drafter").mask_token
+    lines = [{"id": str(index), "prompt": [first, 2], "tokens": [first, index, index + 1]} for index in range(40)]
+    (tmp_path / "others.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    changes = ["data.samples=[others.jsonl]", f"drafter.start={tmp_path / 'run' / 'drafter'}"]
+    run(recipe(), "--output-dir", tmp_path / "two", *(part for change in changes for part in ("--set", change)))
+    assert checkpoint.describe(tmp_path / "two" / "drafter").mask_token == first
+
+
+# Catches: a target in a dtype too small for it as a traceback of linear algebra.
+def test_a_target_whose_logits_are_no_numbers_is_refused(recipe, tmp_path):
+    model = copy.deepcopy(tiny("llama"))
+    torch.nn.init.constant_(model.model.norm.weight, torch.nan)
+    model.save_pretrained(tmp_path / "target")
+    lines = [{"id": str(index), "prompt": [1, 2], "tokens": [index, 3, 4]} for index in range(40)]
+    (tmp_path / "small.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(CompatibilityError, match=r"its logits are not finite in torch\.float32; try"):
+        run(recipe(), "--set", f"target.model={tmp_path / 'target'}", "--set", "data.samples=[small.jsonl]")
+
+
+# Catches: positions that the target does not have: a traceback where they are a table, features of nothing elsewhere.
+def test_texts_are_cut_to_the_targets_context(recipe, tmp_path):
+    tiny("gpt2", positions=16).save_pretrained(tmp_path / "target")
+    lines = [{"id": str(index), "prompt": [1, 2], "tokens": [index] * (5 + index)} for index in range(40)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run(recipe(), "--set", f"target.model={tmp_path / 'target'}", "--set", "data.samples=[short.jsonl]")
+    counts = re.search(r"(\d+) texts of (\d+) tokens, (\d+) held out", done.stderr)
+    texts, tokens, held = map(int, counts.groups())
+    assert texts + held == 40
+    assert tokens <= 16 * texts
+
+
 # Catches: a folder that is written over, a run that goes on with another recipe, or with other texts than its features
 # are of.
 def test_a_folder_of_another_run_is_left_alone(recipe, tmp_path):
@@ -141,6 +268,33 @@ def test_a_folder_of_another_run_is_left_alone(recipe, tmp_path):
     with (tmp_path / "samples.jsonl").open("a") as file:
         file.write(json.dumps({"id": "new", "prompt": [1], "tokens": [5, 6, 7]}) + "\n")
     with pytest.raises(OutputError, match="was begun with other texts; try"):
+        run(recipe())
+
+
+# Catches: what a crash of the machine leaves behind, as a traceback.
+@pytest.mark.parametrize(
+    "name", ["environment.json", "log.jsonl", "state.pt", "features/0.safetensors", "samples.jsonl"]
+)
+def test_a_damaged_file_of_a_run_is_one_sentence(recipe, tmp_path, name):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"id": "0", "prompt": "a"}))
+    options = ["--set", "data.prompts=[prompts.jsonl]", "--set", "sample.max_new_tokens=4"]
+    run(recipe(), *options)
+    (tmp_path / "run" / "results.json").unlink()
+    (tmp_path / "run" / "features").mkdir()
+    for number in range(9) if name.startswith("features") else [0]:
+        (tmp_path / "run" / name.replace("0", str(number))).write_text("[]\n")
+    with pytest.raises(OutputError, match=r"is damaged; try another|cannot be read or written: .* header"):
+        run(recipe(), *options)
+
+
+# Catches: a full disk as a traceback of whoever wrote last.
+@pytest.mark.parametrize("name", ["keep", "log", "table"])
+def test_a_folder_that_can_no_longer_be_written_is_one_sentence(recipe, tmp_path, monkeypatch, name):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Folder, name, full)
+    with pytest.raises(OutputError, match=r"run: cannot be read or written: .*No space left on device; the same"):
         run(recipe())
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specdec.errors import DataError
+from specdec.loading import byte_tokenizer
 from specdec_plugins.distill import corpus
 from specdec_plugins.distill.anchors import make
 from specdec_plugins.distill.corpus import Text
@@ -132,3 +133,20 @@ def test_a_row_that_is_no_answer_is_one_sentence(tmp_path, row, said):
     with pytest.raises(DataError) as error:
         corpus.sampled(str(file), 50)
     assert str(error.value) == f"{file}:{said}"
+
+
+# Catches: half a character, which JSON can say and UTF-8 cannot, as a traceback of a tokenizer or of a hash.
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "\ud800", "prompt": [1], "tokens": [2]},
+        {"id": "\ud800", "prompt": "a", "response": "b"},
+        {"prompt": "a", "response": "b\ud800"},
+    ],
+)
+def test_half_a_character_is_one_sentence(tmp_path, row):
+    file = tmp_path / "texts.jsonl"
+    file.write_text(json.dumps(row))
+    with pytest.raises(DataError) as error:
+        corpus.sampled(str(file), 50) if "tokens" in row else corpus.finished(str(file), byte_tokenizer())
+    assert str(error.value) == f"{file}:1: got '\\ud800', which is half a character; wanted whole ones"

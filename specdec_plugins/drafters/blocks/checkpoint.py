@@ -148,7 +148,7 @@ def load(folder: Path, *, dtype: Any = "auto") -> BlockModel:
 
 def save(folder: Path, model: BlockModel) -> None:
     """Write a checkpoint in DeepSpec's form, without copies of the target's embedding and head. What it was trained for
-    goes into the metadata of the file.
+    goes into the metadata of the file. Weights that are there stay whole until the new ones are.
 
     Raises:
         ModelError: that form cannot say it.
@@ -157,8 +157,10 @@ def save(folder: Path, model: BlockModel) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.tensors().items()}
     about = {"format": "pt"} | ({_TRAINED_FOR: model.trained_for} if model.trained_for else {})
-    save_file(tensors, folder / _WEIGHTS, about)
-    (folder / _WEIGHTS).chmod(0o644)  # safetensors keeps it from everybody else
+    new = folder / f".{_WEIGHTS}.new"
+    save_file(tensors, new, about)
+    new.chmod(0o644)  # safetensors keeps it from everybody else
+    new.replace(folder / _WEIGHTS)
     (folder / _CONFIG).write_text(text, encoding="utf-8")
 
 

@@ -189,7 +189,7 @@ def _theta(sheet: Sheet) -> float:
 def _windows(sheet: Sheet, layers: int) -> tuple[int | None, ...]:
     kinds = sheet.take("layer_types", ["full_attention"] * layers)
     used, size = sheet.flag("use_sliding_window", False), sheet.take("sliding_window")
-    known = isinstance(kinds, list) and set(kinds) <= {"full_attention", "sliding_attention"}
+    known = isinstance(kinds, list) and all(kind in ("full_attention", "sliding_attention") for kind in kinds)
     if not known or len(kinds) != layers:
         sheet.problems.append(
             f"{sheet.where}layer_types is {kinds!r}, wanted {layers} of full_attention and sliding_attention"

@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 from torch import Tensor, nn
 
 from specdec.drafter import draw_chain
-from specdec.errors import CompatibilityError
+from specdec.errors import CompatibilityError, ModelError
 from specdec.kv import KVCacheManager
 from specdec.loading import torch_dtype
 from specdec.packing import pack
@@ -102,8 +102,12 @@ class Blocks:
         model = name if given else checkpoint.load(checkpoint.find(str(name), revision), dtype=torch_dtype(dtype))
         blocks = cls(model=model, target=target, most=most, temperature=temperature, threshold=threshold)
         if not given:
-            for _, part in model.parts:
-                part.to(device or target.device)
+            try:
+                for _, part in model.parts:
+                    part.to(device or target.device)
+            except (RuntimeError, AssertionError) as error:  # no such device, or torch is built without it
+                why = str(error).partition("\n")[0]
+                raise ModelError(f"drafter {owner}: device {device!r}: {why}; leave it out for the target's") from error
         blocks.notes += stranger(model.trained_for, target.model)
         blocks._share(packed=packed)
         blocks.weights += sum(value.numel() * value.element_size() for value in model.tensors().values())
