@@ -120,7 +120,12 @@ class Run:
                     name = f"{Path(file).stem}-{sample.id}"
                     if name in prompts:
                         raise DataError(f"{file}: prompt {name!r} is in another file of that name too; rename one")
-                    prompts[name] = ids[: data.max_tokens]
+                    prompts[name] = ids
+            fitting = {name: ids for name, ids in prompts.items() if len(ids) < most}
+            if less := len(prompts) - len(fitting):
+                self.tell(f"{less} of {len(prompts)} prompts leave no room for an answer within {most} tokens")
+            if not (prompts := fitting):
+                raise DataError(f"data.prompts: no prompt is shorter than {most} tokens; try more data.max_tokens")
             longest = max(map(len, prompts.values()))
             cache = Slab(rows=min(options.rows, len(prompts)), tokens=longest + options.max_new_tokens)
             target = Target(model, tokenizer, kv=cache)

@@ -266,3 +266,10 @@ def test_folders_are_told_apart_by_their_config(tmp_path):
     assert registry.drafter_of(str(tmp_path / "a")) is None
     assert registry.drafter_of("owner/name") is None
     assert checkpoint.describe(tmp_path / "b").most == 4
+
+
+# Catches: a dtype or a device that is asked for and does nothing, because the networks are there already.
+def test_networks_that_are_given_are_taken_as_they_are():
+    for option in ({"dtype": "bfloat16"}, {"device": "cpu"}):
+        [said] = misfits(DSpark(model=networks("dspark", "qwen3", 4), **option), target())
+        assert said == "drafter DSpark: dtype and device are those of the networks given as 'model'; leave them out"

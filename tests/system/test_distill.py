@@ -150,6 +150,21 @@ def test_prompts_that_leave_no_room_for_an_answer_are_one_sentence(recipe, tmp_p
         run(recipe(), "--set", "data.prompts=[p.jsonl]", "--set", "sample.max_new_tokens=1024")
 
 
+# Catches: prompts that are answered at length and then cut away, so that nothing is left to learn from.
+def test_prompts_without_room_for_an_answer_are_left_out_before_they_are_answered(recipe, tmp_path):
+    lines = [{"id": str(index), "prompt": "long " * 9 if index % 3 == 0 else "short"} for index in range(12)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--set", "data.prompts=[p.jsonl]", "--set", "data.max_tokens=16"]
+    said = run(recipe(), *options, "--set", "sample.max_new_tokens=4").output
+    assert "4 of 12 prompts leave no room for an answer within 16 tokens" in said
+    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 8
+    (tmp_path / "p.jsonl").write_text(json.dumps({"id": "0", "prompt": "long " * 9}))
+    with pytest.raises(
+        DataError, match=r"data\.prompts: no prompt is shorter than 16 tokens; try more data\.max_tokens"
+    ):
+        run(recipe(), *options, "--overwrite")
+
+
 # Catches: answers to what the prompts were before, taken for answers to what they are now.
 def test_answers_to_other_prompts_are_not_gone_on_with(recipe, tmp_path):
     file, options = tmp_path / "p.jsonl", ["--set", "data.prompts=[p.jsonl]", "--set", "sample.max_new_tokens=4"]

@@ -77,7 +77,7 @@ class Blocks:
         """Load a checkpoint for a target.
 
         Args:
-            name: a folder, a hub id, or a `BlockModel`.
+            name: a folder, a hub id, or a `BlockModel`, which is taken as it is.
             target: the target.
             most: as the attribute.
             temperature: as the attribute.
@@ -93,12 +93,14 @@ class Blocks:
             CompatibilityError: the target does not fit; names every reason.
             ModelError: the checkpoint is not whole, or not known.
         """
+        given = isinstance(name, BlockModel)
         found = [*problems, *misfits(described(name, revision), target, most)]
+        if given and (dtype != "auto" or device is not None):
+            found.append("dtype and device are those of the networks given as 'model'; leave them out")
         if found and str(name).startswith(shipped.PREFIX):
             found.append(f"{name} is for that model alone; give option 'model' a checkpoint for this target")
         if found:
             raise CompatibilityError([f"drafter {owner}: {problem}" for problem in found])
-        given = isinstance(name, BlockModel)
         model = name if given else checkpoint.load(checkpoint.find(str(name), revision), dtype=torch_dtype(dtype))
         blocks = cls(model=model, target=target, most=most, temperature=temperature, threshold=threshold)
         if not given:
