@@ -41,3 +41,7 @@ class DFlash(BlockDrafter):
     def _problems(self, config: BlockConfig) -> list[str]:
         heads = config.markov is not None or config.confidence
         return ["the checkpoint has a Markov or a confidence head; try drafter 'dspark'"] * heads
+
+    @property
+    def _threshold(self) -> float:
+        return 0.0

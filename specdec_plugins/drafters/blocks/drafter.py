@@ -106,9 +106,9 @@ class BlockDrafter(Drafter):
         """What speaks against a checkpoint, whatever the target."""
 
     @property
+    @abstractmethod
     def _threshold(self) -> float:
-        """A draft ends before the first token whose guessed acceptance is below."""
-        return 0.0
+        """A draft ends before the first token whose guessed acceptance is below; 0 never cuts."""
 
     @property
     def _name(self) -> str:
