@@ -128,7 +128,8 @@ def smollm2():
 def test_it_drafts_for_the_model_it_is_named_after(smollm2):
     def said(*options):
         prompt = "Question: Tom has 3 apples and buys 4 more. How many apples does he have? Answer:"
-        arguments = ["generate", prompt, "--model", smollm2, "--max-new-tokens", "24", "--json", *options]
+        arguments = ["generate", prompt, "--model", smollm2, "--max-new-tokens", "24", "--json"]
+        arguments += ["--temperature", "0", *options]
         answer = CliRunner().invoke(main, arguments)
         assert answer.exit_code == 0, answer.output
         assert "trained for other weights" not in answer.output
