@@ -83,7 +83,7 @@ def test_with_all_ranks_two_biases_differ_as_the_targets_logits_do(family, at_on
     wanted = logits - logits[0]
     differences = found - found[0]
     differences, wanted = (one - one.mean(1, keepdim=True) for one in (differences, wanted))
-    assert wanted.std() > 1
+    assert wanted.std() > 0.5  # there is something to find; how much, the family's random weights decide
     torch.testing.assert_close(differences, wanted, atol=2e-4 * float(wanted.abs().max()), rtol=0)
 
 
