@@ -124,6 +124,16 @@ def smollm2():
     return str(folder)
 
 
+# Catches: a word about another target where it is the right one, and only an option is wrong.
+def test_a_wrong_option_on_the_right_target_is_the_only_reason(smollm2):
+    answer = CliRunner().invoke(
+        main, ["generate", "x", "--model", smollm2, "--drafter", "dspark", "--set", "drafter.num_speculative_tokens=9"]
+    )
+    assert answer.exit_code == 5
+    assert "num_speculative_tokens is 9 and a block drafts 7" in answer.stderr
+    assert "for that model alone" not in answer.stderr
+
+
 # Catches: a drafter trained for other weights than those that the name stands for; drafts that are never kept.
 def test_it_drafts_for_the_model_it_is_named_after(smollm2):
     def said(*options):

@@ -21,7 +21,7 @@ from specdec.target import Target
 from specdec.types import Draft, Kept
 from specdec_plugins.drafters.blocks import checkpoint, shipped
 from specdec_plugins.drafters.blocks.checkpoint import BlockModel
-from specdec_plugins.drafters.blocks.fitting import described, misfits
+from specdec_plugins.drafters.blocks.fitting import described, foreign, misfits
 from specdec_plugins.drafters.blocks.lineage import stranger
 from specdec_plugins.drafters.blocks.masks import masks
 
@@ -94,10 +94,11 @@ class Blocks:
             ModelError: the checkpoint is not whole, or not known.
         """
         given = isinstance(name, BlockModel)
-        found = [*problems, *misfits(described(name, revision), target, most)]
+        config = described(name, revision)
+        found = [*problems, *misfits(config, target, most)]
         if given and (dtype != "auto" or device is not None):
             found.append("dtype and device are those of the networks given as 'model'; leave them out")
-        if found and str(name).startswith(shipped.PREFIX):
+        if str(name).startswith(shipped.PREFIX) and foreign(config, target):
             found.append(f"{name} is for that model alone; give option 'model' a checkpoint for this target")
         if found:
             raise CompatibilityError([f"drafter {owner}: {problem}" for problem in found])

@@ -38,22 +38,30 @@ def tempered(drafter: Any, _: object, value: float | None) -> None:
 
 def misfits(config: BlockConfig, target: Target, most: int) -> list[str]:
     """Every reason why a target cannot give what a block drafter needs."""
-    layers, width = int(target.config.num_hidden_layers), int(target.config.hidden_size)
+    layers = int(target.config.num_hidden_layers)
     problems = []
     if wrong := [tap for tap in config.taps if not 0 <= tap < layers - 1]:
         problems.append(
             f"taps layer {wrong[0]} and the target has {layers}; wanted 0 to {layers - 2}, as the last one's output is "
             "never tapped raw"
         )
-    for what, wanted, got in (
-        ("decoder layers", config.target_layers, layers),
-        ("hidden size", config.shape.hidden_size, width),
-        ("vocabulary", config.vocabulary, target.vocabulary),
-    ):
-        if wanted is not None and wanted != got:
-            problems.append(f"was trained for a target of {what} {wanted}, and this one has {got}")
+    problems += foreign(config, target)
     if most > config.most:
         problems.append(f"num_speculative_tokens is {most} and a block drafts {config.most}")
     if target.graphs != "off":
         problems.append(f"target.graphs {target.graphs!r} keeps no features, and it taps layers; try 'off'")
     return problems
+
+
+def foreign(config: BlockConfig, target: Target) -> list[str]:
+    """Sizes by which a target is another one than the drafter was trained for."""
+    sizes = (
+        ("decoder layers", config.target_layers, int(target.config.num_hidden_layers)),
+        ("hidden size", config.shape.hidden_size, int(target.config.hidden_size)),
+        ("vocabulary", config.vocabulary, target.vocabulary),
+    )
+    return [
+        f"was trained for a target of {what} {wanted}, and this one has {got}"
+        for what, wanted, got in sizes
+        if wanted is not None and wanted != got
+    ]
