@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self, final
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from specdec.compact import compacted
@@ -264,6 +263,6 @@ def _counted(shard: Shard, done: set[tuple[int, str, int]]) -> Shard:
 def _errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+    except OSError as error:
+        why = error.strerror or error
         raise OutputError(f"{path}: cannot be written: {why}; try another --output-dir") from error

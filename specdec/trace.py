@@ -14,7 +14,8 @@ from typing import Any, Literal, Self, final
 import torch
 from attrs import evolve, field, frozen
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor
 
 from specdec.errors import DataError
@@ -154,7 +155,8 @@ def _join(shards: list[Steps]) -> Steps:
 
 def save(path: Path, steps: Steps) -> None:
     """Write a shard."""
-    save_file({name: tensor.contiguous() for name, tensor in steps.tensors.items()}, path)
+    # Not with save_file, which keeps its file from everybody else whatever the umask.
+    path.write_bytes(as_bytes({name: tensor.contiguous() for name, tensor in steps.tensors.items()}))
 
 
 def shards_of(path: Path) -> list[Shard]:

@@ -58,14 +58,15 @@ def test_what_is_written_is_read_again(name, tmp_path):
 
 # Catches: a drafter that a kill cuts off while it is written, so that the training which wrote it cannot go on.
 def test_weights_that_are_there_stay_until_the_new_ones_are_whole(tmp_path, monkeypatch):
-    def killed(_, file, *__):
-        Path(file).write_bytes(b"half")
+    def killed(file, content):
+        with file.open("wb") as half:
+            half.write(content[: len(content) // 2])
         raise KeyboardInterrupt
 
     model = checkpoint.load(write(tmp_path / "a", deepspec()))
     checkpoint.save(tmp_path / "b", model)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", killed)
+        patch.setattr(Path, "write_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save(tmp_path / "b", model)
     again = checkpoint.load(tmp_path / "b").tensors()
@@ -147,6 +148,7 @@ BROKEN = [
     (deepspec(mask_token_id=80), "mask_token_id is 80, wanted an id below vocab_size 80"),
     (deepspec(block_size="7"), "block_size is '7', wanted a whole number from 1"),
     (deepspec(head_dim=None), "head_dim is missing"),
+    (deepspec(rms_norm_eps=float("inf")), "rms_norm_eps is inf, wanted a finite number above 0"),
     (deepspec(attention_bias=True), "attention_bias is True, and only False is known"),
     (deepspec(model_type="gemma4_text"), "model_type is 'gemma4_text'"),
     (deepspec(rope_parameters={"rope_theta": 1e6, "rope_type": "yarn"}), "rope_parameters.rope_type is 'yarn'"),

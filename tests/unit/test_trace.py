@@ -97,6 +97,11 @@ def test_the_steps_of_every_drafted_request_spell_its_sample(kind):
     assert spelled() == {key: tokens for key, tokens in samples().items() if key[0] != "autoregressive"}
 
 
+# Catches: shards that only the user who recorded them can read, beside results that everybody can.
+def test_who_may_read_a_trace_is_for_the_umask_to_say(finished):
+    assert len({path.stat().st_mode for path in Path("out/traces").iterdir()}) == 1
+
+
 # Catches: p or q of another place, probabilities that are not the very ones the rule saw, laws cut to another dtype.
 def test_a_full_trace_holds_what_the_rule_saw(monkeypatch):
     seen = []

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from attrs import evolve, field, frozen
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from specdec import hub
@@ -158,8 +158,8 @@ def save(folder: Path, model: BlockModel) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.tensors().items()}
     about = {"format": "pt"} | ({_TRAINED_FOR: model.trained_for} if model.trained_for else {})
     new = folder / f".{_WEIGHTS}.new"
-    save_file(tensors, new, about)
-    new.chmod(0o644)  # safetensors keeps it from everybody else
+    # Not with save_file, which keeps its file from everybody else whatever the umask.
+    new.write_bytes(as_bytes(tensors, about))
     new.replace(folder / _WEIGHTS)
     (folder / _CONFIG).write_text(text, encoding="utf-8")
 

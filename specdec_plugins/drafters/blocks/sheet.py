@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -43,10 +44,10 @@ class Sheet:
         return value
 
     def number(self, key: str) -> float:
-        """A number above 0."""
+        """A finite number above 0."""
         value = self.take(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            self.problems.append(f"{self.where}{key} is {value!r}, wanted a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            self.problems.append(f"{self.where}{key} is {value!r}, wanted a finite number above 0")
             return 1.0
         return float(value)
 
