@@ -49,6 +49,7 @@ class Run:
         tell: told how far it is.
         stopped: not empty when it is to stop after the step.
         done: it is finished.
+        trained_for: the mark of the target's weights.
     """
 
     recipe: DistillRecipe
@@ -56,6 +57,7 @@ class Run:
     tell: Callable[[str], None]
     stopped: Sequence[Any]
     done: bool = field(init=False, default=False)
+    trained_for: str = field(init=False, default="")
 
     def train(self) -> None:
         """Train, from where the folder stopped.
@@ -84,6 +86,7 @@ class Run:
         see_plain(target, held[0])
         about = environment(target) | {"texts": corpus.digest(texts)}
         self.folder.claim(about)
+        self.trained_for = mark(model)
         seen = [
             features
             for first in range(0, len(held), GROUP)
@@ -97,7 +100,7 @@ class Run:
         self._steps(trainer, config, list(zip(held, seen, strict=True)))
         if not self.done:
             return
-        self._finish(config, about, mark(model))
+        self._finish(config, about)
 
     def _texts(self, model: Any, tokenizer: Any) -> list[corpus.Text]:
         """All texts, in an order that does not depend on when each was made."""
@@ -228,7 +231,7 @@ class Run:
             assert part is not None  # as designed
             part.load_state_dict({name.removeprefix(prefix): v for name, v in half.items() if name.startswith(prefix)})
             part.to(torch.bfloat16)
-        checkpoint.save(self.folder.path / DRAFTER, evolve(model, trained_for=mark(trainer.target.model)))
+        checkpoint.save(self.folder.path / DRAFTER, evolve(model, trained_for=self.trained_for))
 
     def _table(self, curves: Sequence[dict[str, Any]]) -> None:
         size = self.recipe.drafter.block_size
@@ -240,12 +243,12 @@ class Run:
                 lines.append([entry["step"], name, one["length"], *one["acceptance"]])
         self.folder.table(CURVE, lines)
 
-    def _finish(self, config: BlockConfig, about: dict[str, Any], trained_for: str) -> None:
+    def _finish(self, config: BlockConfig, about: dict[str, Any]) -> None:
         log = self.folder.logged(self.recipe.train.steps + self.recipe.train.confidence_steps)
         curves = [entry for entry in log if "curves" in entry]
         best = max(curves, key=lambda entry: _worth(entry["curves"]))
         results = {"schema_version": 1, "best": best, "drafter": DRAFTER, "target": about["target"]}
-        text = card(self.recipe, config, best, about, trained_for)
+        text = card(self.recipe, config, best, about, self.trained_for)
         (self.folder.path / DRAFTER / "README.md").write_text(text, encoding="utf-8")
         self.folder.write(RESULTS, json.dumps(results, indent=2) + "\n")
         self.folder.forget()
