@@ -70,8 +70,9 @@ def doctor(
     prompt_lookup when left out. The exit code is not 0 where something is wrong; that it does not pay is no error.
     """
     samples = None if file is None else file_prompts(file, limit)
-    from specdec.doctor import examine, section_of, shipped  # models and transformers are needed from here on only
+    from specdec.doctor import examine, shipped  # models and transformers are needed from here on only
     from specdec.generation import make_sampling
+    from specdec.given import section_of
 
     named = {"model": target, "dtype": dtype, "device": device}
     content: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 
 from attrs import frozen
 
-from specdec import claims, contract
+from specdec import contract, one_position, whole_drafts
 from specdec.options import label_of, values
 from specdec.registry import name_of
 from specdec.subject import DoesNotApply, Failed, Said, Subject
@@ -141,25 +141,25 @@ def _result(name: str, function: Callable[[Subject], Said], subject: Subject) ->
 
 CHECKS: dict[str, Callable[[Subject], Said]] = {
     "shapes and dtypes": contract.shapes_and_dtypes,
-    "acceptance and replacement": claims.acceptance_and_replacement,
+    "acceptance and replacement": one_position.acceptance_and_replacement,
     "one definition": contract.one_definition,
     "accept_at": contract.acceptance_at_the_drafted_token,
     "strict comparison": contract.strict_comparison,
-    "definition": claims.definition,
-    "law": claims.stated_law,
-    "exactness": claims.exactness,
-    "family": claims.family,
-    "lower bound": claims.lower_bound,
-    "dominates standard": claims.coupling,
-    "sampler": claims.sampler,
-    "impossible tokens": claims.impossible_tokens,
+    "definition": whole_drafts.definition,
+    "law": one_position.stated_law,
+    "exactness": whole_drafts.exactness,
+    "family": one_position.family,
+    "lower bound": whole_drafts.lower_bound,
+    "dominates standard": whole_drafts.coupling,
+    "sampler": whole_drafts.sampler,
+    "impossible tokens": whole_drafts.impossible_tokens,
     "placeholders": contract.placeholders,
     "draft laws": contract.draft_laws,
     "padding": contract.padding,
     "rows": contract.rows_apart,
     "not finite": contract.not_finite,
     "permutations": contract.permutations,
-    "ties": claims.ties,
+    "ties": one_position.ties,
     "purity": contract.purity,
     "memory": contract.memory,
     "needs": contract.declared_needs,

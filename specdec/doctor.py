@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -16,15 +15,15 @@ from specdec.comparison import encode
 from specdec.costs import Prediction, Timing, predict
 from specdec.drafter import Drafter
 from specdec.engine import Engine
-from specdec.errors import CompatibilityError, ModelError, PluginError, RecipeError, RequestError, SpecdecError
+from specdec.errors import CompatibilityError, ModelError, RecipeError, RequestError, SpecdecError
 from specdec.findings import Finding, failure
+from specdec.given import Given
 from specdec.layer_search import MOST_DRAFT, Search, search
-from specdec.loading import RANDOM, load
+from specdec.loading import load
 from specdec.metrics import pool
 from specdec.noise import request_seed
-from specdec.options import build, describe, label_of
+from specdec.options import build, describe
 from specdec.recipe import DataSection, TargetSection
-from specdec.registry import drafter_of, names, suggestion
 from specdec.registry import load as plugin
 from specdec.stopwatch import Watched, cells, follow, levels, time_steps, widths
 from specdec.target import Target
@@ -141,15 +140,15 @@ def examine(
     samples = tuple(shipped()) if prompts is None else _samples(prompts)
     if drafter is None:
         drafter = "layer_skip" if layer_skip else "prompt_lookup" if draft_model is None else "model"
-    source = _Source.of("drafters", drafter, {} if draft_model is None else {"model": draft_model})
-    rule = _Source.of("verifiers", verifier, {})
+    source = Given.of("drafters", drafter, {} if draft_model is None else {"model": draft_model})
+    rule = Given.of("verifiers", verifier, {})
     problems = [*source.problems, *rule.problems, *_wrong(rows, tokens)]
     if layer_skip and (source.use != "layer_skip" or source.options.get("skip") is not None):
         problems.append("layer_skip: finds what drafter layer_skip should skip; leave out other drafters, and `skip`")
     if problems:
         raise RecipeError(problems)
     load_options = load_options or {}
-    if source.loads and (dtype := load_options.get("dtype", "auto")) != "auto":
+    if _loads(source) and (dtype := load_options.get("dtype", "auto")) != "auto":
         source.options.setdefault("dtype", dtype)  # a draft model that is only named is loaded as the target is
     if isinstance(model, str | os.PathLike):
         progress("loading the target")
@@ -167,72 +166,15 @@ def examine(
     return examination
 
 
-def section_of(drafter: str | None) -> dict[str, Any]:
-    """The section `drafter` that a word stands for: a registered drafter, `my_module:MyDrafter`, or a model.
-
-    Raises:
-        PluginError: it is neither, by all that can be told without loading it.
-    """
-    if drafter is None:
-        return {}
-    own_class = re.fullmatch(r"[\w.]+:\w+", drafter) and not drafter.startswith(RANDOM)
-    if drafter in (known := names("drafters")) or own_class:
-        return {"use": drafter}
-    near = suggestion(drafter, known)
-    if near and not Path(drafter).exists() and "/" not in drafter:
-        raise PluginError(f"drafter {drafter!r}: neither a drafter nor a folder{near}; there are {', '.join(known)}")
-    return {"use": drafter_of(drafter) or "model", "model": drafter}
+def _loads(source: Given) -> bool:
+    """Whether it takes a model that is better loaded here, to be looked at."""
+    return "model" in source.options and source.takes("model", "tokenizer")
 
 
 def shipped(limit: int | None = None) -> list[Sample]:
     """A handful of prompts that come with the package."""
     file = Path(str(importlib.resources.files(_SHIPPED))) / "prompts.jsonl"
     return list(samples_of(plugin("tasks", "jsonl")(), "jsonl", str(file), limit or _HANDFUL))
-
-
-@final
-@define
-class _Source:
-    """A strategy by name and options, checked; `problems` says what is wrong with them."""
-
-    use: str
-    cls: Any
-    options: dict[str, Any]
-    problems: list[str]
-    made: Any = None
-
-    @classmethod
-    def of(cls, kind: str, given: Any, extra: Mapping[str, Any]) -> _Source:
-        path = kind.removesuffix("s")
-        if not isinstance(given, str | Mapping):
-            return cls(type(given).__name__, type(given), {}, [], given)
-        options = {"use": given} if isinstance(given, str) else dict(given)
-        use = options.pop("use", None)
-        options |= extra
-        if not isinstance(use, str):
-            return cls("", None, {}, [f"{path}.use: got {use!r}, wanted the name of one of {kind}; see `specdec ls`"])
-        try:
-            found = plugin(kind, use)
-        except PluginError as error:
-            return cls(use, None, {}, [f"{path}: {error}"])
-        return cls(use, found, options, build(found, options, path, use)[1])
-
-    @property
-    def label(self) -> str:
-        return label_of(self.use, self.options) if self.options else self.use
-
-    @property
-    def loads(self) -> bool:
-        """Whether it takes a model that is better loaded here, to be looked at."""
-        return "model" in self.options and {"model", "tokenizer"} <= {option.name for option in describe(self.cls)}
-
-    def make(self, **changed: Any) -> Any:
-        if self.made is not None:
-            return self.made
-        made, problems = build(self.cls, {**self.options, **changed}, self.use, self.use)
-        if problems:
-            raise RecipeError(problems)
-        return made
 
 
 @final
@@ -243,8 +185,8 @@ class _Patient:
     examination: Examination
     model: Any
     tokenizer: Any
-    source: _Source
-    rule: _Source
+    source: Given
+    rule: Given
     samples: tuple[Sample, ...]
     rows: int
     tokens: int | None
@@ -289,7 +231,7 @@ class _Patient:
             raise
         add(findings.model("target", small))
         add(findings.generation_settings(small))
-        if self.source.loads:
+        if _loads(self.source):
             self._load_draft(small)
         self.prompts = encode(self.samples, self.tokenizer, DataSection())
         longest, new = max(map(len, self.prompts.values())), self.sampling.max_new_tokens

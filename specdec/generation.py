@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
 from specdec.drafter import Drafter
 from specdec.encoding import has_template, prompt_ids
 from specdec.engine import Engine
-from specdec.errors import ModelError, PluginError, RecipeError, RequestError
+from specdec.errors import ModelError, RecipeError, RequestError
+from specdec.given import Given, short
 from specdec.loading import load as load_model
 from specdec.noise import request_seed
-from specdec.options import build, describe, label_of
+from specdec.options import build
 from specdec.progress import Completion
 from specdec.registry import load
 from specdec.target import Target
 from specdec.types import Request, Sampling
 from specdec.verifier import Verifier
 
-_BASES: dict[str, type] = {"drafters": Drafter, "verifiers": Verifier}
 _WANTED = "a text, a chat (a list of {'role': ..., 'content': ...}), a list of ids, or a list of those"
 
 
@@ -157,15 +157,6 @@ def failure(completion: Completion) -> str:
 
 
 @final
-@frozen(eq=False)
-class _Strategy:
-    """What it is called, and how it is made."""
-
-    label: str
-    make: Callable[[], Any]
-
-
-@final
 class Generator:
     """A model and the strategies that serve it, with an engine that is kept while its cache is large enough.
 
@@ -204,11 +195,8 @@ class Generator:
         extra = {name: value for name, value in extra.items() if value is not None}
         if drafter is None:
             drafter = "prompt_lookup" if draft_model is None else "model"
-        problems: list[str] = []
-        # A draft model that is only named is loaded as the target is.
-        shared = {name: load_options[name] for name in ("dtype",) if name in load_options and extra.get("model")}
-        self._drafter = _strategy("drafters", drafter, extra, shared, problems)
-        self._verifier = _strategy("verifiers", verifier, {}, {}, problems)
+        self._drafter, self._verifier = Given.of("drafters", drafter, extra), Given.of("verifiers", verifier, {})
+        problems = [*self._drafter.problems, *self._verifier.problems]
         problems += build(load("kv", "slab"), {"rows": rows}, "kv", "slab")[1]
         if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
             problems.append(
@@ -217,6 +205,9 @@ class Generator:
         if problems:
             raise RecipeError(problems)
         self.drafter, self.verifier = self._drafter.label, self._verifier.label
+        if draft_model is not None and "dtype" in load_options and self._drafter.takes("dtype"):
+            # A draft model that is only named is loaded as the target is.
+            self._drafter.options.setdefault("dtype", load_options["dtype"])
         if isinstance(model, str | os.PathLike):
             model, own = load_model(os.fspath(model), **load_options)
             tokenizer = own if tokenizer is None else tokenizer
@@ -274,7 +265,7 @@ class Generator:
             try:
                 return Request(prompt=prompt).prompt
             except TypeError:
-                raise RequestError(f"{where}: got {_short(prompt)}, wanted {_WANTED}") from None
+                raise RequestError(f"{where}: got {short(prompt)}, wanted {_WANTED}") from None
         if self.tokenizer is None:
             raise RequestError(
                 f"{where}: a text needs a tokenizer and there is none; give `tokenizer`, or a list of ids"
@@ -283,39 +274,6 @@ class Generator:
             raise RequestError(f"{where}: a chat needs a chat template and the tokenizer has none; try a text")
         hint = "other turns or chat_template_kwargs" if chat else "another text"
         return prompt_ids(prompt, self.tokenizer, template if chat else None, where, hint)
-
-
-def _strategy(
-    kind: str, given: Any, extra: Mapping[str, Any], shared: Mapping[str, Any], problems: list[str]
-) -> _Strategy:
-    """A name, a mapping or an object. `extra` are options given beside it, `shared` those it gets where it has them."""
-    path = kind.removesuffix("s")
-    nothing = _Strategy("", lambda: None)
-    if not isinstance(given, str | Mapping):
-        if not isinstance(given, _BASES[kind]):
-            hint = "; a model is given as draft_model" if hasattr(given, "config") and kind == "drafters" else ""
-            name = _BASES[kind].__name__
-            problems.append(
-                f"{path}: got {_short(given)}, wanted a name, a mapping with `use`, or a {name} object{hint}"
-            )
-        problems += [f"{path}: is an object already and takes no {name}; give it to the object" for name in extra]
-        return _Strategy(type(given).__name__, lambda: given)
-    options = {"use": given} if isinstance(given, str) else dict(given)
-    use = options.pop("use", None)
-    if not isinstance(use, str):
-        problems.append(f"{path}.use: got {use!r}, wanted the name of one of {kind}; see `specdec ls {kind}`")
-        return nothing
-    options |= extra
-    try:
-        cls = load(kind, use)
-    except PluginError as error:
-        problems.append(f"{path}: {error}")
-        return nothing
-    told = dict(options)
-    known = {option.name for option in describe(cls)}
-    options = {name: value for name, value in shared.items() if name in known} | options
-    problems += build(cls, options, path, use)[1]
-    return _Strategy(label_of(use, told), lambda: build(cls, options, path, use)[0])
 
 
 def _listed(prompts: Any) -> list[Any]:
@@ -330,7 +288,7 @@ def _listed(prompts: Any) -> list[Any]:
         return [prompts]
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
         hint = "; try its input_ids" if isinstance(prompts, Mapping) and "input_ids" in prompts else ""
-        raise RequestError(f"prompts: got {_short(prompts)}, wanted {_WANTED}{hint}")
+        raise RequestError(f"prompts: got {short(prompts)}, wanted {_WANTED}{hint}")
     listed = list(prompts)
     if not listed:
         raise RequestError(f"prompts: got none, wanted {_WANTED}")
@@ -339,8 +297,3 @@ def _listed(prompts: Any) -> list[Any]:
 
 def _is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(turn, Mapping) for turn in prompt)
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | list | tuple | dict | None) else type(value).__name__
-    return text if len(text) <= 60 else f"{text[:57]}..."

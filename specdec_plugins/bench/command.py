@@ -55,7 +55,7 @@ def bench(
     does. Ratios are of new tokens a second inside this run; single speeds say little. The last line is one JSON
     document.
     """
-    from specdec.doctor import section_of
+    from specdec.given import section_of
     from specdec.loading import load
     from specdec_plugins.bench.entrants import OURS, drafters, others, own
     from specdec_plugins.bench.machine import read_bandwidth, weights_read

@@ -11,8 +11,9 @@ import specdec_plugins.drafters.model
 from specdec import doctor, findings, stopwatch
 from specdec.cli import main
 from specdec.costs import predict
-from specdec.doctor import examine, section_of
+from specdec.doctor import examine
 from specdec.errors import CompatibilityError, DataError, ModelError, PluginError, RecipeError, RequestError
+from specdec.given import section_of
 from specdec.loading import load
 from specdec.nearties import difference, reference, tolerance
 from specdec.stopwatch import Watched, follow, time_steps

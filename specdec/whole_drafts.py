@@ -1,4 +1,4 @@
-"""What a rule says of itself, against its laws: by exact enumeration of the rule as implemented, and by sampling.
+"""What a rule says of itself on whole drafts: by exact enumeration of the rule as implemented, and by sampling.
 
 A check is a function of a `Subject`. It answers with a few words and its figures, or raises `Failed` or `DoesNotApply`.
 """
@@ -6,18 +6,16 @@ A check is a function of a `Subject`. It answers with a few words and its figure
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import final
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
 
-from specdec import theory
 from specdec.law import Dense, PointMass
-from specdec.probability import at as gather
+from specdec.one_position import decided, largest, token_places
 from specdec.probability import normalise, total_variation
 from specdec.registry import load
-from specdec.subject import TOLERANCE, DoesNotApply, Failed, Said, Subject, counted, make_law, simplices
+from specdec.subject import TOLERANCE, DoesNotApply, Failed, Said, Subject, counted, make_law
 from specdec.testing import (
     ALPHA,
     Model,
@@ -38,170 +36,18 @@ _TREES = ((-1, -1, 0, 0), (-1, 0, -1, 2))
 _SINGLE = 1e-5  # of laws in float32
 
 
-# One position.
-
-
-@final
-@frozen(eq=False)
-class Position:
-    """A rule's definition at places [C]: p, q and acceptance of each token [C, V], what follows after it [C, V, V]."""
-
-    p: Tensor
-    q: Tensor
-    acceptance: Tensor
-    follow: Tensor
-
-    @property
-    def law(self) -> Tensor:
-        """Of the emitted token, [C, V]."""
-        return theory.output_law(self.q, self.acceptance, self.follow)
-
-    @property
-    def accepted(self) -> Tensor:
-        """The probability of keeping the draft token, [C]."""
-        return (self.q * self.acceptance).sum(-1)
-
-    @property
-    def line(self) -> Tensor:
-        """Acceptance beyond the standard rule's, which no rule's total variation is below, [C]."""
-        return (self.accepted - (1 - theory.rejection(self.p, self.q))).clamp(min=0)
-
-
-def _token_places(subject: Subject, p: Tensor, q: Tensor, after: Tensor, depth: int, memory: Tensor | None) -> Place:
-    """Places [C, V], one for each token that could be drafted, from p, q [C, V] and the laws after each, [C, V, V]."""
-    count, size = p.shape
-    token = torch.arange(size).expand(count, size)
-    deterministic = "draft_law" not in subject.verifier.needs and bool(((q == 0) | (q == 1)).all())
-    return Place(
-        p=p.unsqueeze(1).expand(-1, size, -1),
-        q=PointMass(token, size, p.dtype) if deterministic else Dense(q.unsqueeze(1).expand(-1, size, -1)),
-        token=token,
-        depth=torch.full_like(token, depth),
-        logits=subject.raw(p).unsqueeze(1).expand(-1, size, -1),
-        hidden=subject.features(after),
-        memory=None if memory is None else memory.unsqueeze(1).expand(-1, size, -1),
-    )
-
-
-def _decided(rule: PointwiseVerifier, at: Place, q: Tensor) -> Position:
-    p = at.p[:, 0]
-    return Position(p, q, gather(rule.acceptance(at), at.token), normalise(rule.correct(at), at.p)[0])
-
-
-def _positions(subject: Subject, count: int, seed: int = 0) -> Iterator[tuple[Place, Position]]:
-    """Random places of several vocabularies and depths, with zeros, without, with point masses where it knows them."""
-    rule = subject.pointwise
-    # Enumeration of whole drafts ends at three tokens; deeper places are looked at by themselves.
-    for size, kind, depth in (
-        (2, "soft", 0),
-        (3, "soft", 1),
-        (5, "zeros", 3),
-        (8, "zeros", 7),
-        (5, "point", 15),
-        (40, "soft", 40),
-    ):
-        if kind == "point" and "draft_law" in rule.needs:
-            continue
-        p = simplices((count, size), seed + size, torch.float64, zeros=kind == "zeros")
-        q = simplices((count, size), seed + size + 100, torch.float64, zeros=kind == "zeros")
-        if kind == "point":
-            q = torch.nn.functional.one_hot(q.argmax(-1), size).double()
-        after = simplices((count, size, size), seed + 200, torch.float64, zeros=False)
-        at = _token_places(subject, p, q, after, depth, subject.memories(count, seed))
-        yield at, _decided(rule, at, q)
-
-
-def acceptance_and_replacement(subject: Subject) -> Said:
-    """Acceptance is a probability, the replacement a law up to a constant wherever a rejection is possible."""
-    rule, low, high = subject.pointwise, 1.0, 0.0
-    for at, position in _positions(subject, 60):
-        every, weights = rule.acceptance(at), rule.correct(at)
-        low, high = min(low, float(every.min())), max(high, float(every.max()))
-        if not bool(((every >= 0) & (every <= 1 + 1e-12)).all()):
-            low, high = float(every.min()), float(every.max())
-            raise Failed(f"acceptance reaches from {low:.6g} to {high:.6g}, wanted probabilities", low=low, high=high)
-        if not bool((weights >= 0).all()):
-            raise Failed(f"correct gives {float(weights.min()):.3g}, wanted no negative number")
-        lost = position.q * (1 - position.acceptance)
-        if bool(((lost > 1e-6) & (weights.sum(-1) <= 1e-8)).any()):
-            raise Failed("correct is all zero where a rejection is possible")
-        none = torch.full_like(at.token, -1)
-        bonus = rule.correct(evolve(at, token=none, q=PointMass(none, at.p.shape[-1], at.p.dtype)))
-        if not bool((bonus >= 0).all()) or not bool((bonus.sum(-1) > 1e-8).all()):
-            raise Failed("correct gives no law for the bonus token, where token is -1 and q is zero everywhere")
-    return f"acceptance from {low:.3g} to {high:.3g}", {"low": low, "high": high}
-
-
-def family(subject: Subject) -> Said:
-    """What a rule of its family must be at one position."""
-    rule = subject.verifier
-    if rule.family == "lossless":
-        return _lossless_places(subject)
-    off = below = binary = depends = deviation = 0.0
-    standard = True
-    for at, position in _positions(subject, 60 if subject.quick else 300):
-        variation = total_variation(position.law, position.p)
-        off = max(off, _largest((variation - position.line).abs()))
-        below = max(below, _largest(theory.standard_acceptance(position.p, position.q) - position.acceptance))
-        binary = max(binary, _largest(torch.minimum(position.acceptance, 1 - position.acceptance)))
-        deviation = max(deviation, _largest(variation))
-        residual, lost = normalise((position.p - position.q).clamp(min=0), position.p)
-        seen = (position.q * (1 - position.acceptance) > 1e-9) & ~lost.unsqueeze(-1)
-        standard &= bool(((position.follow - residual.unsqueeze(1)).abs().amax(-1) * seen < 1e-9).all())
-        if rule.family == "set_only":
-            other = evolve(at, q=Dense(simplices(tuple(at.p.shape), 7, torch.float64)))
-            change = subject.pointwise.acceptance(at) - subject.pointwise.acceptance(other)
-            depends = max(depends, _largest(change.abs()))
-    figures = {"off_line": off, "total_variation": deviation}
-    if rule.family == "standard_or_set":
-        if below > TOLERANCE:
-            raise Failed(f"keeps a token with {below:.3g} less than the standard rule does", **figures)
-        if not standard:
-            raise Failed("what follows a rejection is not norm((p - q)+)", **figures)
-        if off > TOLERANCE:
-            raise Failed(f"total variation and extra acceptance differ by up to {off:.3g}", **figures)
-        return (
-            f"a >= min(1, p/q), residual (p - q)+, TV = extra acceptance to {off:.0e}, TV up to {deviation:.2f}",
-            figures,
-        )
-    if rule.family == "set_only":
-        if binary > TOLERANCE:
-            raise Failed(f"an acceptance is {binary:.3g} away from both 0 and 1, wanted a set", **figures)
-        if depends > TOLERANCE:
-            raise Failed(f"acceptance changes by up to {depends:.3g} with q, wanted a set of p alone", **figures)
-        return f"a set of p alone, up to {off:.2f} above the line TV = extra acceptance", figures
-    if off <= TOLERANCE:
-        return f"on the line TV = extra acceptance, TV up to {deviation:.2f}", figures
-    return f"up to {off:.2f} above the line TV = extra acceptance, TV up to {deviation:.2f}", figures
-
-
-def _lossless_places(subject: Subject) -> Said:
-    """At every place, whatever is remembered there, the target's law."""
-    if subject.verifier.exactness == "lossy":
-        raise Failed("family lossless and exactness lossy contradict each other")
-    if subject.verifier.exactness == "own_target":
-        raise DoesNotApply("lossless, with its own target: see exactness")
-    found = [_largest(total_variation(one.law, one.p)) for _, one in _positions(subject, 60 if subject.quick else 300)]
-    if not max(found) <= TOLERANCE:
-        raise Failed(f"says lossless and is {max(found):.3g} (TV) from the target at one position", tv=max(found))
-    return f"at one position the target's law, within {max(found):.0e}", {"tv": max(found)}
-
-
 def lower_bound(subject: Subject) -> Said:
     """The implemented rule keeps what its acceptance says, and its total variation is not below the line."""
     rule, closest = subject.pointwise, 1.0
     for name, p, q, nodes, wrap in _chains(subject, 1):
         law = output_law(rule, p, q, chain(nodes), 1, wrap=wrap, see=subject.see)
         after = p[1].unsqueeze(0)
-        position = _decided(rule, _token_places(subject, p[0], q[0], after, 0, _pending(rule, 1)), q[0])
+        position = decided(rule, token_places(subject, p[0], q[0], after, 0, _pending(rule, 1)), q[0])
         gap = float(total_variation(law, p[0][0]) - position.line[0])
         closest = min(closest, gap)
         if not gap >= -TOLERANCE:
             raise Failed(f"{name}: total variation {-gap:.3g} below extra acceptance, which no rule can be", gap=gap)
     return f"TV - extra acceptance is at least {max(closest, 0.0):.1e}", {"gap": closest}
-
-
-# Whole drafts.
 
 
 def _chains(subject: Subject, longest: int = 3) -> Iterator[tuple[str, Model, Model, int, Wrap]]:
@@ -277,8 +123,8 @@ def _definition_law(subject: Subject, rule: PointwiseVerifier, p: Model, q: Mode
     for depth in range(tokens):
         gone = (gone.unsqueeze(1) * p[depth]).flatten()
         if depth < nodes:
-            at = _token_places(subject, p[depth], q[depth], p[depth + 1].view(-1, size, size), depth, memory)
-            position = _decided(rule, at, q[depth])
+            at = token_places(subject, p[depth], q[depth], p[depth + 1].view(-1, size, size), depth, memory)
+            position = decided(rule, at, q[depth])
             lost = q[depth] * (1 - position.acceptance)
             gone += (going.unsqueeze(1) * (lost.unsqueeze(-1) * position.follow).sum(1)).flatten()
             going = (going.unsqueeze(1) * q[depth] * position.acceptance).flatten()
@@ -307,24 +153,6 @@ def definition(subject: Subject) -> Said:
         if not gap <= TOLERANCE:
             raise Failed(f"{name}: the law of verify is {gap:.3g} (TV) from that of acceptance and correct", tv=gap)
     return f"{counted(count, 'model')}, drafts of 1 to 3 tokens, within {worst:.0e}", {"models": count, "tv": worst}
-
-
-def stated_law(subject: Subject) -> Said:
-    """`law` is what acceptance and correct make of every token that could be drafted, and the same for all of them."""
-    rule, worst = subject.pointwise, 0.0
-    for at, position in _positions(subject, 100):
-        if (law := rule.law(at)) is None:
-            raise DoesNotApply("it has no law at one position")
-        drawn = position.q > 0  # a point mass belongs to its own token
-        gap = _largest((law - position.law.unsqueeze(1)).abs().amax(-1)[drawn])
-        worst = max(worst, gap)
-        if not gap <= TOLERANCE:
-            raise Failed(
-                f"the law of what acceptance and correct emit is up to {gap:.3g} from law(at); a rule where one of "
-                "them looks at the drafted token needs its own law, or None",
-                difference=gap,
-            )
-    return f"law(at) is that of acceptance and correct within {worst:.0e}", {"difference": worst}
 
 
 def exactness(subject: Subject) -> Said:
@@ -418,24 +246,6 @@ def coupling(subject: Subject) -> Said:
     return f"never less on {total:,} drafts, more on {more / total:.1%}", figures
 
 
-def ties(subject: Subject) -> Said:
-    """Tokens of equal probability: the law is a law, and like tokens are treated alike or by their ids."""
-    rule = subject.pointwise
-    p = torch.tensor(
-        [[0.3, 0.3, 0.3, 0.1], [0.25] * 4, [0.5, 0.5, 0.0, 0.0], [0.4, 0.2, 0.2, 0.2]], dtype=torch.float64
-    )
-    q = torch.full_like(p, 0.25)
-    at = _token_places(subject, p, q, p.unsqueeze(1).expand(-1, 4, -1), 0, subject.memories(4, 0))
-    position = _decided(rule, at, q)
-    off = float((position.law.sum(-1) - 1).abs().max())
-    if not off <= TOLERANCE or bool((position.law < -1e-12).any()):
-        raise Failed(f"with ties what is emitted is no law; a sum is off by {off:.3g}", off=off)
-    alike = [abs(float(position.acceptance[row, x] - position.acceptance[row, y])) for row, x, y in (
-        (0, 0, 1), (0, 0, 2), (1, 0, 3), (2, 0, 1), (3, 1, 3))]  # fmt: skip
-    words = "tokens that tie are treated alike" if max(alike) <= TOLERANCE else "of tokens that tie, ids decide"
-    return words, {"difference": max(alike)}
-
-
 def impossible_tokens(subject: Subject) -> Said:
     """A token of probability 0 is never kept, though its uniform be 0, and never follows."""
     rule, kept, emitted, rows = subject.verifier, 0, 0.0, 0
@@ -456,7 +266,7 @@ def impossible_tokens(subject: Subject) -> Said:
             case, draft=draft, scores=scores, noise=Scripted(torch.zeros((100, 2), dtype=torch.float64))
         ).judge(rule)
         kept, rows = kept + int((verdict.lengths > 0).sum()), rows + 100
-        emitted = max(emitted, _largest(verdict.next_probs[verdict.lengths == 0][:, -2:]))
+        emitted = max(emitted, largest(verdict.next_probs[verdict.lengths == 0][:, -2:]))
     figures = {"kept": kept / rows, "emitted": emitted}
     if kept and (rule.exactness == "own_target" or rule.family == "other"):
         why = "its own target decides" if rule.exactness == "own_target" else "its family promises nothing"
@@ -466,8 +276,3 @@ def impossible_tokens(subject: Subject) -> Said:
     if emitted > 1e-12:
         raise Failed(f"draws a token of p(x) = 0 with probability {emitted:.3g} after a rejection", **figures)
     return f"none of {rows} kept with uniforms of 0", figures
-
-
-def _largest(values: Tensor) -> float:
-    """0 of nothing, infinity of what is no number."""
-    return float(values.nan_to_num(nan=torch.inf).max()) if values.numel() else 0.0
