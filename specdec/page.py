@@ -22,7 +22,7 @@ from specdec.figures import (
     sheets,
 )
 from specdec.numerals import NONE, one, percent, three, times, two
-from specdec.report import NOT_MEASURED, in_words, machines, notes, sampled
+from specdec.report import NOT_MEASURED, in_words, machines, missing, no_law, notes, sampled
 from specdec.style import PICTURE, STYLE
 
 _CAPTIONS = {
@@ -143,7 +143,7 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in drafting:
         groups = [(row.get("groups") or {}).get(name, {}) for name in names]
         numbers = [
-            _measured(group.get(key), *((three, NOT_MEASURED) if group and key == "deviation" else (two, NONE)))
+            _measured(group.get(key), three if key == "deviation" else two, missing(row, group, key))
             for group in groups
             for key in OF_A_GROUP
         ]
@@ -184,8 +184,9 @@ def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Se
     if drafts and found is None:
         costs = [NOT_MEASURED] * 3
     elif drafts:
-        costs = [_measured(found[name], three, NOT_MEASURED) for name in ("deviation", "deviation_per_request")]
-        costs.append("none" if found["sequence_bound"] is None else three(found["sequence_bound"]))
+        unknown = no_law(row) if found["places"] else NONE
+        costs = [_measured(found[name], three, unknown) for name in ("deviation", "deviation_per_request")]
+        costs.append(unknown if found["sequence_bound"] is None else three(found["sequence_bound"]))
     same = NONE
     if agreement is not None and agreement["share"] is not None:
         first = agreement["median_first_difference"]

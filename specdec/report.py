@@ -49,7 +49,7 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
         "accepted": percent(row["acceptance_rate"]),
         "tokens/s": one(row["tokens_per_second"]),
         "speedup": times(row["speedup"]),
-        **_fidelity(row["fidelity"], drafts=drafts),
+        **_fidelity(row, drafts=drafts),
         "same ids as standard": _agreement(row["agreement"]),
         **{name: _score(score) for name, score in row["scores"].items()},
     }
@@ -108,10 +108,10 @@ def _price(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
         for column, name in _PRICES:
             if name == "sequence_bound":
-                texts[column] = "none" if found[name] is None else three(found[name])
+                texts[column] = no_law(row) if found[name] is None else three(found[name])
             else:
                 unknown = name in ("excess", "deviation_per_request") and found[name]["value"] is None
-                texts[column] = NOT_MEASURED if unknown else _interval(found[name], kinds.get(name, three))
+                texts[column] = no_law(row) if unknown else _interval(found[name], kinds.get(name, three))
         lines.append(texts)
     if not lines:
         return []
@@ -127,19 +127,24 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         texts = {"run": row["label"], "exactness": row["exactness"].replace("_", " ")}
         for name in names:
-            group = (row.get("groups") or {}).get(name)
-            texts |= {f"{name}: {column}": _of_a_group(group, key) for key, column in OF_A_GROUP.items()}
+            group = (row.get("groups") or {}).get(name, {})  # none in a comparison with other prompts
+            texts |= {f"{name}: {column}": _of_a_group(row, group, key) for key, column in OF_A_GROUP.items()}
         lines.append(texts)
     return ["## By kind of prompt", "", _table(list(lines[0]), lines), ""] if lines else []
 
 
-def _of_a_group(group: Mapping[str, Any] | None, key: str) -> str:
-    if group is None:  # a run of other prompts, in a comparison
-        return NONE
+def _of_a_group(row: Mapping[str, Any], group: Mapping[str, Any], key: str) -> str:
     measured = group.get(key)
     if measured is None or measured["value"] is None:
-        return NOT_MEASURED if key == "deviation" else NONE
+        return missing(row, group, key)
     return _interval(measured, three if key == "deviation" else two)
+
+
+def missing(row: Mapping[str, Any], group: Mapping[str, Any], key: str) -> str:
+    """What stands for a number that a group of prompts has not; the group is empty where none of them ran."""
+    if key != "deviation" or not group:
+        return NONE
+    return NOT_MEASURED if group[key] is None else no_law(row)
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -227,7 +232,13 @@ def _escaped(cell: str) -> str:
     return cell
 
 
-def _fidelity(fidelity: Mapping[str, Any] | None, *, drafts: bool) -> dict[str, str]:
+def no_law(row: Mapping[str, Any]) -> str:
+    """What stands for the deviation of a rule that has no law at single places."""
+    return "0 (lossless)" if row["exactness"] == "lossless" else "none"
+
+
+def _fidelity(row: Mapping[str, Any], *, drafts: bool) -> dict[str, str]:
+    fidelity = row["fidelity"]
     names = ("rejection", "nucleus_excess", "deviation", "rejected_in_nucleus", "rejected_in_top_10")
     kinds: tuple[Callable[[float | None], str], ...] = (three, three, three, percent, percent)
     if not drafts:
@@ -237,8 +248,8 @@ def _fidelity(fidelity: Mapping[str, Any] | None, *, drafts: bool) -> dict[str, 
     shown = {
         column: _interval(fidelity[name], kind) for column, name, kind in zip(FIDELITY[:-1], names, kinds, strict=True)
     }
-    if fidelity["deviation"]["value"] is None:
-        shown["deviation"] = NOT_MEASURED
+    if fidelity["places"] and fidelity["deviation"]["value"] is None:
+        shown["deviation"] = no_law(row)
     return shown
 
 

@@ -27,7 +27,8 @@ FORMULAS = {
     "rejection": "mean over examined places of R = TV(p, q) = sum (q - p)+: what the standard rule rejects there",
     "nucleus_excess": f"mean over examined places of E, the sum of (q - p)+ over p's nucleus of theta "
     f"{REFERENCE_THETA}: the total variation that NSD causes there, whatever rule runs",
-    "deviation": "mean over examined places of TV(output law of the rule that runs, p)",
+    "deviation": "mean over examined places of TV(output law of the rule that runs, p); none for a rule without a "
+    "law at single places",
     "excess": "mean over examined places of the rule's acceptance, sum of q a, beyond the standard rule's 1 - R",
     "deviation_per_request": "mean over requests of the sum of deviations at their places; its expectation bounds the "
     "total variation between the law of whole outputs and the target's",
