@@ -22,7 +22,7 @@ from specdec.figures import (
     sheets,
 )
 from specdec.numerals import NONE, one, percent, three, times, two
-from specdec.report import NOT_MEASURED, in_words, machines, missing, no_law, notes, sampled
+from specdec.report import NOT_MEASURED, in_words, machines, missing, no_law, notes, points, sampled
 from specdec.style import PICTURE, STYLE
 
 _CAPTIONS = {
@@ -94,7 +94,8 @@ def page(results: Mapping[str, Any], drawn: Mapping[str, str] | None = None) -> 
         f"Target {results['target']}, {data['prompts']} prompts x {data['repeats']} repeats, "
         f"{results['rows_at_once']} at once, {sampled(results)}, seed {results['seed']}."
     )
-    explained = [f"<dt>{name}</dt><dd>{_told(results['formulas'][formula])}.</dd>" for name, formula in _EXPLAINED]
+    shown = [*_EXPLAINED, *([("scores", "scores")] if score_names(results["rows"]) else [])]
+    explained = [f"<dt>{name}</dt><dd>{_told(results['formulas'][formula])}.</dd>" for name, formula in shown]
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -185,7 +186,7 @@ def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Se
         costs = [NOT_MEASURED] * 3
     elif drafts:
         unknown = no_law(row) if found["places"] else NONE
-        costs = [_measured(found[name], three, unknown) for name in ("deviation", "deviation_per_request")]
+        costs = [_measured(found["deviation"], three, unknown), _measured(found["deviation_per_request"], two, unknown)]
         costs.append(unknown if found["sequence_bound"] is None else three(found["sequence_bound"]))
     same = NONE
     if agreement is not None and agreement["share"] is not None:
@@ -199,7 +200,7 @@ def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Se
         times(against_standard(row, rows)),
         *costs,
         same,
-        *(_measured(score(row, name), three) for name in scores),
+        *(_score(score(row, name)) for name in scores),
     ]
     return [*_heads(row), *(f"<td>{number}</td>" for number in numbers)]
 
@@ -241,6 +242,12 @@ def _told(text: str) -> str:
     """A sentence of the Markdown report: escaped, then its marks."""
     text = re.sub(r"\*\*(\w[\w ]*)\*\*", r"<strong>\1</strong>", escape(text).replace("\\*", "&#42;"))
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
+
+
+def _score(found: Mapping[str, Any] | None) -> str:
+    """A score with its interval, and below it the difference to the standard rule in points."""
+    difference = None if found is None else found.get("difference")
+    return _measured(found, percent) + ("" if difference is None else f"<small>{points(difference)}</small>")
 
 
 def _measured(measured: Mapping[str, Any] | None, show: Callable[[float | None], str], missing: str = NONE) -> str:

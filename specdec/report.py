@@ -261,12 +261,14 @@ def _agreement(agreement: Mapping[str, Any] | None) -> str:
 
 
 def _score(score: Mapping[str, Any]) -> str:
-    text = _interval(score, percent)
-    difference = score["difference"]
-    if difference is None:
-        return text
+    text, difference = _interval(score, percent), score["difference"]
+    return text if difference is None else f"{text}, {points(difference)}"
+
+
+def points(difference: Mapping[str, Any]) -> str:
+    """A difference of scores and its interval, in points."""
     low, high = difference["interval"] or (difference["value"],) * 2
-    return f"{text}, {100 * difference['value']:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]"
+    return f"{100 * difference['value']:+.0f} [{100 * low:+.0f}, {100 * high:+.0f}]"
 
 
 def _failures(row: Mapping[str, Any]) -> str:

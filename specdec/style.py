@@ -15,13 +15,13 @@ text {{ paint-order: stroke; stroke: var(--paper); stroke-width: 2.5px; stroke-l
 _REST = """* { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1200px; margin: 0 auto; padding: 1rem 1.25rem 3rem; }
+main { max-width: 1600px; margin: 0 auto; padding: 1rem 1.25rem 3rem; }
 h1 { font-size: 1.7rem; margin: .6rem 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .5rem; }
 p, ul, dd { max-width: 75ch; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; margin: .8rem 0; }
-td, th { padding: .35rem .6rem; text-align: right; vertical-align: top; font-weight: normal; white-space: nowrap;
+td, th { padding: .35rem .5rem; text-align: right; vertical-align: top; font-weight: normal; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 thead th { vertical-align: bottom; white-space: normal; color: var(--muted); border-bottom: 2px solid var(--grid); }
 thead .groups td { color: var(--muted); font-size: .78rem; text-align: center; padding-bottom: 0; }
@@ -29,7 +29,7 @@ thead .groups td + td { border-bottom: 1px solid var(--grid); }
 tbody tr { border-bottom: 1px solid var(--grid); }
 tbody tr:nth-child(even), tbody tr:nth-child(even) th { background: var(--stripe); }
 th:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
-tbody th { font-weight: 600; max-width: 24rem; white-space: normal; overflow-wrap: anywhere; min-width: 15rem; }
+tbody th { font-weight: 600; max-width: 24rem; white-space: normal; overflow-wrap: anywhere; min-width: 13rem; }
 th:nth-child(2), .kind { text-align: left; }
 .lossless { color: var(--series2); } .own_target { color: var(--series0); } .lossy { color: var(--series1); }
 small { display: block; color: var(--muted); font-size: .78rem; font-weight: normal; line-height: 1.3; }

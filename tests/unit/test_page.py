@@ -108,11 +108,15 @@ def test_what_is_missing_is_said_and_what_is_there_is_shown():
     assert "not measured" in page(off)
     assert "What extra acceptance costs" not in page(off)
     assert "accuracy" not in page(off)
+    assert "<dt>scores</dt>" not in page(off)
     found = made()
-    found["rows"][2]["scores"] = {"accuracy <b>": {"value": 0.625, "interval": [0.5, 0.75], "count": 8}}
+    difference = {"value": -0.125, "interval": [-0.25, 0.0]}
+    score = {"value": 0.625, "interval": [0.5, 0.75], "count": 8, "difference": difference}
+    found["rows"][2]["scores"] = {"accuracy <b>": score}
     html = page(found)
     assert "accuracy &lt;b&gt;" in html
-    assert "0.625<small>0.500 to 0.750</small>" in html
+    assert "62 %<small>50 % to 75 %</small><small>-12 [-25, +0]</small>" in html
+    assert "<dt>scores</dt>" in html
     line = parsed(sheets(found)[TABLE])[2]
     assert [line[f"score_accuracy <b>{end}"] for end in ("", "_low", "_high")] == ["0.625", "0.5", "0.75"]
     assert parsed(sheets(found)[TABLE])[1]["score_accuracy <b>"] == ""
