@@ -27,7 +27,7 @@ def load(name: str, *, trust_remote_code: bool, **options: Any) -> tuple[Any, An
     """
     where = {"trust_remote_code": trust_remote_code, "revision": options.pop("revision", None) or "main"}
     folder = Path(name).expanduser()
-    if folder.exists() or _is_path(name):
+    if is_there(folder) or _is_path(name):
         _check(name, folder)
         return _load(name, str(folder), where, options)
     if hub.answers():
@@ -50,13 +50,21 @@ def _load(name: str, source: str, where: dict[str, Any], options: dict[str, Any]
     return model, _tokenizer(source, where)
 
 
+def is_there(path: Path) -> bool:
+    """Whether it exists; a text too long to be a path does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def _is_path(name: str) -> bool:
     """Whether it can be no hub id, which is `name` or `owner/name`."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
 
 
 def _check(name: str, folder: Path) -> None:
-    if not folder.exists():
+    if not is_there(folder):
         raise ModelError(f"model {name!r}: no such folder; wanted a folder, a GGUF file or a hub id")
     if not folder.is_dir():
         raise ModelError(f"model {name!r}: is a file; wanted a folder, a GGUF file (.gguf) or a hub id")

@@ -12,7 +12,7 @@ from attrs import evolve
 from specdec.drafter import Drafter
 from specdec.encoding import has_template, prompt_ids
 from specdec.engine import Engine
-from specdec.errors import ModelError, RecipeError, RequestError
+from specdec.errors import CompatibilityError, ModelError, RecipeError, RequestError
 from specdec.given import Given, short
 from specdec.loading import load as load_model
 from specdec.noise import request_seed
@@ -243,12 +243,21 @@ class Generator:
             if kv is not None:  # a chat grows at every turn, and a new cache may mean a draft model loaded anew
                 rows = max(rows, kv.rows)
                 tokens = self._capped(max(tokens, 2 * kv.tokens)) if tokens > kv.tokens else kv.tokens
-            kv = self._engine = None  # its memory goes first
+            grown, kv = kv is not None, None
+            self._engine = None  # its memory goes first
             drafter = self._drafter.make()
             cache = load("kv", "slab")(rows=rows, tokens=max(tokens, drafter.num_speculative_tokens + 2))
             target = Target(self.model, self.tokenizer, kv=cache, graphs=self._graphs)
             scheduler = load("schedulers", "continuous")()
-            self._engine = Engine(target, drafter, self._verifier.make(), scheduler, logprobs=self._logprobs)
+            try:
+                self._engine = Engine(target, drafter, self._verifier.make(), scheduler, logprobs=self._logprobs)
+            except CompatibilityError as error:
+                if not grown or self._drafter.made is None:
+                    raise
+                raise RequestError(
+                    f"the cache must grow to {rows} rows of {tokens} tokens, and the drafter is an object that is "
+                    "bound to the one before; give it by name or as a mapping"
+                ) from error
         refuse(self._engine, requests)
         return self._engine
 

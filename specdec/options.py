@@ -151,6 +151,8 @@ def _finite(value: Any) -> bool:
 def _message(error: Exception, name: str) -> str:
     if isinstance(error, MemoryError | OverflowError):
         return f"a number is too large ({str(error) or 'out of memory'}); try a smaller one"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = (str(error.args[0]) if error.args else type(error).__name__).removeprefix(f"'{name}' ")
     said = re.fullmatch(r"must be (.+): (\S+)", text)  # attrs' own comparisons
     return text if said is None else f"got {said[2]}, wanted {said[1]}"

@@ -144,7 +144,10 @@ def missing(row: Mapping[str, Any], group: Mapping[str, Any], key: str) -> str:
     """What stands for a number that a group of prompts has not; the group is empty where none of them ran."""
     if key != "deviation" or not group:
         return NONE
-    return NOT_MEASURED if group[key] is None else no_law(row)
+    if group.get(key) is None or row["fidelity"] is None:
+        return NOT_MEASURED
+    # Of a rule that has a law, nothing was examined there.
+    return no_law(row) if row["fidelity"]["deviation"]["value"] is None else NONE
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import accumulate
 from operator import mul
 from typing import Any, Literal, final
@@ -13,7 +14,7 @@ from attrs.validators import ge, in_
 from torch import Tensor
 
 from specdec.drafter import Drafter, draw_chain, draw_tree
-from specdec.errors import CompatibilityError
+from specdec.errors import CompatibilityError, ModelError
 from specdec.loading import load, tokenizer_problems
 from specdec.padding import alike
 from specdec.preflight import preflight
@@ -111,9 +112,9 @@ class DraftModel(Drafter):
         if self._target is not None:
             raise CompatibilityError("drafter DraftModel is bound to another target; make one for each target")
         model, tokenizer = self.model, self.tokenizer
-        if isinstance(model, str):
+        if isinstance(model, str | os.PathLike):
             model, tokenizer = load(
-                model,
+                os.fspath(model),
                 revision=self.revision,
                 dtype=self.dtype,
                 device=self.device or str(target.device),
@@ -123,6 +124,8 @@ class DraftModel(Drafter):
                 trust_remote_code=self.trust_remote_code,
                 packed=self.packed,
             )
+        elif not hasattr(model, "config"):
+            raise ModelError(f"drafter model: got {type(model).__name__}, wanted a loaded model, a hub id or a folder")
         if tokenizer is not None and target.tokenizer is not None:
             problems, self.notes = tokenizer_problems(target.tokenizer, tokenizer)
             if problems:

@@ -57,7 +57,7 @@ def test_what_is_written_is_read_again(name, tmp_path):
 
 
 # Catches: a drafter that a kill cuts off while it is written, so that the training which wrote it cannot go on.
-def test_weights_that_are_there_stay_until_the_new_ones_are_whole(tmp_path, monkeypatch):
+def test_files_that_are_there_stay_until_the_new_ones_are_whole(tmp_path, monkeypatch):
     def killed(file, content):
         with file.open("wb") as half:
             half.write(content[: len(content) // 2])
@@ -71,6 +71,14 @@ def test_weights_that_are_there_stay_until_the_new_ones_are_whole(tmp_path, monk
             checkpoint.save(tmp_path / "b", model)
     again = checkpoint.load(tmp_path / "b").tensors()
     assert all(torch.equal(value, again[key]) for key, value in model.tensors().items())
+    with monkeypatch.context() as patch:
+        write_all = Path.write_bytes
+        patch.setattr(
+            Path, "write_bytes", lambda file, text: (killed if "json" in file.name else write_all)(file, text)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path / "b", model)
+    assert checkpoint.describe(tmp_path / "b") == model.config
     checkpoint.save(tmp_path / "b", model)
     assert sorted(file.name for file in (tmp_path / "b").iterdir()) == ["config.json", "model.safetensors"]
 

@@ -241,6 +241,19 @@ def test_a_generator_keeps_its_engine_while_the_cache_is_long_enough(pair):
     assert served(12)[1:] == (2, 36)
 
 
+# Catches: the message of a drafter that was given to two targets, where its user has one.
+def test_a_drafter_object_cannot_follow_a_cache_that_grows(pair):
+    generator = generation.Generator(*pair, drafter=DraftModel(model="random:llama:1"))
+
+    def served(count):
+        requests = generation.make_requests([(1, 2, 3)], generation.make_sampling(max_new_tokens=count))
+        return generator.engine(requests)
+
+    served(4)
+    with pytest.raises(RequestError, match=r"the cache must grow to 1 rows of 43 tokens, .*by name or as a mapping"):
+        served(40)
+
+
 # Catches: tracebacks of others' types, problems told one at a time, a model loaded for a call that cannot succeed.
 @pytest.mark.parametrize(
     ("options", "kind", "lines"),
@@ -301,6 +314,12 @@ def test_a_prompt_that_cannot_be_served_is_named(pair, arguments, options, kind,
 def test_what_is_no_model_is_refused_and_dtype_reaches_both(monkeypatch):
     with pytest.raises(ModelError, match="model: got int, wanted a loaded model"):
         specdec.generate(3, prompts=[[1]])
+    with pytest.raises(ModelError, match="drafter model: got int, wanted a loaded model"):
+        specdec.generate("random:llama", prompts=[[1]], draft_model=3)
+    with pytest.raises(RecipeError, match="drafter: model: got LlamaForCausalLM, wanted the folder of a block drafter"):
+        specdec.generate("random:llama", prompts=[[1]], drafter="dspark", draft_model=load("random:llama:1")[0])
+    with pytest.raises(ModelError, match=r"model '/a{300}': no such folder"):
+        specdec.generate("random:llama", prompts=[[1]], draft_model=f"/{'a' * 300}")
     made = []
     monkeypatch.setattr(generation, "Engine", lambda *given, **asked: made.append(Engine(*given, **asked)) or made[-1])
     specdec.generate("random:llama", prompts=["a"], draft_model="random:llama:1", dtype=torch.float64, max_new_tokens=2)

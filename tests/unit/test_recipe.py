@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 import yaml
@@ -144,14 +145,22 @@ def test_a_task_that_misbehaves_is_named(read, tmp_path, body, message, request)
 
 
 # Catches: whatever a third-party class raises while it is made, shown by the error's name alone.
-def test_a_class_that_asks_for_too_much_memory_is_a_problem_with_a_sentence(read, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("MemoryError", "a number is too large (out of memory); try a smaller one"),
+        ("OSError(36, 'File name too long', 'aaa')", "File name too long: aaa"),
+    ],
+)
+def test_what_a_class_raises_is_a_problem_with_a_sentence(read, tmp_path, monkeypatch, error, said):
+    monkeypatch.delitem(sys.modules, "huge", raising=False)
     (tmp_path / "huge.py").write_text(
         "from specdec_plugins.schedulers.static import Scheduler\nclass Huge(Scheduler):\n"
-        "    def __init__(self):\n        raise MemoryError\n"
+        f"    def __init__(self):\n        raise {error}\n"
         "    def admit(self, *_):\n        pass\n    __abstractmethods__ = frozenset()\n"
     )
     found = problems(read, None, "scheduler.use=huge:Huge")
-    assert found == ["scheduler: a number is too large (out of memory); try a smaller one"]
+    assert found == [f"scheduler: {said}"]
 
 
 # Catches: everything that returns early.

@@ -297,6 +297,20 @@ def test_point_masses_greedy_and_failures_are_marked():
     assert "not finite: rule (1)" in text
 
 
+# Catches: a rule that has a law told to have none where a group has no draft, a crash on groups of an older run.
+def test_a_group_in_which_nothing_was_examined_has_no_price():
+    idle = [*RECORDS[:3], record("standard", "b", [5, 6], steps=1, seconds=1.0, sums=sums(0, 0.0, 0.0, 0, 0, 0))]
+    found = grouped({"a": "maths", "b": "code"}, ROWS[:2], idle)
+
+    def price():
+        section = markdown(found).split("## By kind of prompt")[1].split("##")[0]
+        return section.splitlines()[4].split("|")[-2].strip()
+
+    assert price() == "-"
+    del found["rows"][1]["groups"]["code"]["deviation"]
+    assert price() == "not measured"
+
+
 # Catches: a group's figures over all prompts, a gain against the standard row's other prompts, prompts of no group that
 # are counted, a section where there are no groups.
 def test_kinds_of_prompts_are_told_apart():
@@ -312,6 +326,7 @@ def test_kinds_of_prompts_are_told_apart():
     section = markdown(grouped({"a": "maths", "b": "code"})).split("## By kind of prompt")[1].split("##")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["standard", "rule"]  # plain decoding drafts nothing
+    assert [line.split("|")[5].strip() for line in lines[2:]] == ["0.125", "none"]  # of maths
     assert "By kind" not in markdown(results())
     assert "By kind" not in markdown(grouped({"a": "maths", "b": "maths"}))  # the whole again
     wild = markdown(grouped({"a": "a|b", "b": "<i>"})).split("## By kind of prompt")[1]

@@ -15,6 +15,7 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from specdec import hub
+from specdec.checkpoint import is_there
 from specdec.errors import ModelError
 from specdec_plugins.drafters.blocks import shipped
 from specdec_plugins.drafters.blocks.backbone import Backbone
@@ -88,9 +89,9 @@ def find(name: str, revision: str | None = None, *, weights: bool = True) -> Pat
     if name.startswith(shipped.PREFIX):
         return shipped.folder_of(name)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if is_there(folder) and folder.is_dir():
         return folder
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.exists():
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or is_there(folder):
         raise ModelError(f"model {name!r}: no such folder; wanted a folder with {_CONFIG}, or a hub id")
     return _fetched(name, revision, [_CONFIG, *(["*.safetensors", _INDEX] if weights else [])])
 
@@ -148,7 +149,7 @@ def load(folder: Path, *, dtype: Any = "auto") -> BlockModel:
 
 def save(folder: Path, model: BlockModel) -> None:
     """Write a checkpoint in DeepSpec's form, without copies of the target's embedding and head. What it was trained for
-    goes into the metadata of the file. Weights that are there stay whole until the new ones are.
+    goes into the metadata of the file. Files that are there stay whole until the new ones are.
 
     Raises:
         ModelError: that form cannot say it.
@@ -157,11 +158,11 @@ def save(folder: Path, model: BlockModel) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().cpu().contiguous() for name, value in model.tensors().items()}
     about = {"format": "pt"} | ({_TRAINED_FOR: model.trained_for} if model.trained_for else {})
-    new = folder / f".{_WEIGHTS}.new"
     # Not with save_file, which keeps its file from everybody else whatever the umask.
-    new.write_bytes(as_bytes(tensors, about))
-    new.replace(folder / _WEIGHTS)
-    (folder / _CONFIG).write_text(text, encoding="utf-8")
+    for name, content in ((_WEIGHTS, as_bytes(tensors, about)), (_CONFIG, text.encode())):
+        new = folder / f".{name}.new"
+        new.write_bytes(content)
+        new.replace(folder / name)
 
 
 def _fetched(name: str, revision: str | None, patterns: list[str]) -> Path:

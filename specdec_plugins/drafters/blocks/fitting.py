@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from specdec.errors import ModelError
 from specdec.target import Target
 from specdec_plugins.drafters.blocks import checkpoint
 from specdec_plugins.drafters.blocks.checkpoint import BlockModel
@@ -18,7 +20,9 @@ def described(model: Any, revision: str | None) -> BlockConfig:
     """
     if isinstance(model, BlockModel):
         return model.config
-    return checkpoint.describe(checkpoint.find(str(model), revision, weights=False))
+    if not isinstance(model, str | os.PathLike):
+        raise ModelError(f"model: got {type(model).__name__}, wanted the folder of a block drafter, or a hub id")
+    return checkpoint.describe(checkpoint.find(os.fspath(model), revision, weights=False))
 
 
 def whole_block(drafter: Any) -> int:
