@@ -110,7 +110,7 @@ def network(config: BlockConfig, section: DrafterSection, size: Tensor, seed: in
         start(made, size, seed)
         return made
     model = checkpoint.load(Path(section.start).expanduser(), dtype=size.dtype)
-    ours, theirs = attrs.asdict(config), attrs.asdict(model.config)
+    ours, theirs = _sizes(config), _sizes(model.config)
     if different := [name for name in ours if ours[name] != theirs[name]]:
         raise CompatibilityError(
             [f"drafter.start: its {name} is {theirs[name]}, the recipe's {ours[name]}" for name in different]
@@ -118,6 +118,16 @@ def network(config: BlockConfig, section: DrafterSection, size: Tensor, seed: in
     made = Network(model)
     made.requires_grad_(True)
     return made
+
+
+# What a recipe calls otherwise.
+_OPTIONS = {"rank": "markov_rank", "markov": "markov_head_type", "mask_token": "mask_token_id"}
+
+
+def _sizes(config: BlockConfig) -> dict[str, Any]:
+    """What a description says, those of its backbone beside the others, as a recipe calls it."""
+    found = attrs.asdict(config)
+    return {_OPTIONS.get(name, name): value for name, value in (found.pop("shape") | found).items()}
 
 
 def _unseen(texts: Iterable[Text], vocabulary: int) -> int:

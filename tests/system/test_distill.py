@@ -237,7 +237,8 @@ def test_options_of_the_target_that_training_has_no_use_for_are_refused(recipe, 
         run(recipe(), "--set", f"target.{change}")
 
 
-# Catches: a drafter that can only be trained on with texts that leave out the same ids as those of its first training.
+# Catches: other sizes than the recipe's that fail in a tensor, or are called by names that no recipe has; and
+# a drafter that can only be trained on with texts that leave out the same ids as those of its first training.
 def test_a_drafter_is_trained_on_with_other_texts(recipe, tmp_path):
     run(recipe())
     first = checkpoint.describe(tmp_path / "run" / "drafter").mask_token
@@ -246,6 +247,11 @@ def test_a_drafter_is_trained_on_with_other_texts(recipe, tmp_path):
     changes = ["data.samples=[others.jsonl]", f"drafter.start={tmp_path / 'run' / 'drafter'}"]
     run(recipe(), "--output-dir", tmp_path / "two", *(part for change in changes for part in ("--set", change)))
     assert checkpoint.describe(tmp_path / "two" / "drafter").mask_token == first
+    changes += ["drafter.markov_rank=3", "drafter.intermediate_size=24"]
+    with pytest.raises(CompatibilityError) as error:
+        run(recipe(), "--output-dir", tmp_path / "three", *(part for one in changes for part in ("--set", one)))
+    said = [line.partition(" is ")[0] for line in str(error.value).splitlines()]
+    assert said == ["drafter.start: its intermediate_size", "drafter.start: its markov_rank"]
 
 
 # Catches: a target in a dtype too small for it as a traceback of linear algebra.
