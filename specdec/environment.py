@@ -30,7 +30,7 @@ def environment(target: Target) -> dict[str, Any]:
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "target": {
             "model_type": target.config.model_type,
-            "parameters": sum(parameter.numel() for parameter in target.model.parameters()),
+            "parameters": target.parameters,
             "dtype": str(target.dtype).removeprefix("torch."),
             "device": str(target.device),
             "weights": weights_hash(target.model),

@@ -67,7 +67,7 @@ def failure(name: str, error: SpecdecError, **figures: Any) -> Finding:
 
 def model(name: str, target: Target) -> Finding:
     """What kind of model it is."""
-    config, parameters = target.config, sum(parameter.numel() for parameter in target.model.parameters())
+    config, parameters = target.config, target.parameters
     layers = int(config.num_hidden_layers)
     sliding = [kind for kind in getattr(config, "layer_types", None) or () if kind == "sliding_attention"]
     window = getattr(config, "sliding_window", None)

@@ -14,6 +14,8 @@ from specdec import packing
 from specdec.environment import weights_hash
 from specdec.loading import load
 from specdec.packing import PackedLinear, pack
+from specdec.target import Target
+from specdec_plugins.kv.slab import Slab
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -107,6 +109,17 @@ def test_memory_grows_by_the_head_that_was_tied_and_by_nothing_else(dtype):
     assert tied.get_input_embeddings().weight is embeddings
     plain = [name for name, module in untied.named_modules() if type(module) is nn.Linear]
     assert all(name.endswith(("k_proj", "v_proj")) for name in plain)
+
+
+# Catches: a model that has more parameters because its tied head is kept in two layouts, or fewer where none is tied.
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_prepared_model_has_as_many_parameters_as_a_plain_one(tied):
+    able(torch.float32)
+    plain = model(torch.float32, tied)
+    before = Target(plain, kv=Slab(rows=1, tokens=8)).parameters
+    assert before == sum(parameter.numel() for parameter in plain.parameters())
+    pack(plain)
+    assert Target(plain, kv=Slab(rows=1, tokens=8)).parameters == before
 
 
 # Catches: a checkpoint that is taken for another one because its layout changed.
