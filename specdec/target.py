@@ -107,7 +107,7 @@ class Target:
     @property
     def parameters(self) -> int:
         """Numbers in the model's weights; a head that is the embedding counts once, in whichever layouts it is kept."""
-        count = sum(parameter.numel() for parameter in self.model.parameters())
+        count: int = sum(parameter.numel() for parameter in self.model.parameters())
         head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
         tied = head is not None and getattr(self.config, "tie_word_embeddings", False)
         return count - int(head.weight.numel()) if tied and head.weight is not table.weight else count
