@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 import click
 from attrs import field, frozen
 
-from specdec.errors import DataError, OutputError, RecipeError
+from specdec.errors import CompatibilityError, DataError, OutputError, RecipeError
 from specdec.registry import load, suggestion
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def replay(
     """Run a rule over the steps that RUN, a finished run's folder, recorded. No model is loaded.
 
     A recipe records with report.trace: full or compact. Without --verifier each row's own rule is run, which must
-    come out as it was recorded.
+    come out as it was recorded. Rows whose trace does not hold what the rule looks at are left out and named.
     """
     if file is not None and file.exists():
         raise OutputError(f"{file}: exists; try another --csv")
@@ -97,13 +97,20 @@ def replay(
     from specdec.replay import replay as rerun
 
     found: list[tuple[Mapping[str, Any], _Rule, Replayed]] = []
+    left_out: list[str] = []
     for index in chosen:
         about = trace.rows[index]
         own = _recorded(about) if given is None or sweep is None else None
         rules = given if given is not None else [own] if own is not None else []
         same = own is not None and rules[0].identity == own.identity
-        done = rerun(trace, index, {rule.name: rule.made for rule in rules}, check=check or same)
+        try:
+            done = rerun(trace, index, {rule.name: rule.made for rule in rules}, check=check or same)
+        except CompatibilityError as error:
+            left_out.append("; ".join(str(error).splitlines()))
+            continue
         found += [(about, rule, done[rule.name]) for rule in rules]
+    if not found:
+        raise CompatibilityError(left_out)
     if file is not None:
         _write(file, found)
     if as_json:
@@ -112,9 +119,11 @@ def replay(
             for about, rule, one in found
         ]
         document = {"schema_version": 1, "run": str(run), "trace": trace.kind, "blocks": _BLOCKS, "rows": rows}
-        click.echo(json.dumps(document, allow_nan=False))
+        click.echo(json.dumps(document | {"left_out": left_out}, allow_nan=False))
     else:
         _show(found, trace.kind)
+        for text in left_out:
+            click.echo(f"Left out: {text}.")
 
 
 def _open(run: Path) -> Trace:

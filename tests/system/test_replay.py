@@ -399,6 +399,23 @@ def test_a_rule_whose_needs_are_not_in_the_trace_is_refused(recorded, kind, row,
     assert said in done.stderr
 
 
+# Catches: one row that cannot be replayed and costs all the others, or is missing without a word.
+def test_rows_that_cannot_be_replayed_are_left_out_and_named(tmp_path):
+    out = run(
+        tmp_path, verifiers=[{"use": "standard"}, {"use": "block"}, {"use": "nucleus"}], report={"trace": "compact"}
+    )
+    rows = ["model + standard", "model + nucleus", "prompt_lookup + standard", "prompt_lookup + nucleus"]
+    why = "rule block does not decide place by place: it needs a full trace; try report.trace: full"
+    done = specdec(out)
+    assert done.exit_code == 0, done.stderr
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()[1:5]] == rows
+    assert f"\nLeft out: model + block: {why}.\nLeft out: prompt_lookup + block: {why}.\n" in done.stdout
+    found = json.loads(specdec(out, "--json").stdout)
+    assert [row["row"] for row in found["rows"]] == rows
+    assert found["left_out"] == [f"model + block: {why}", f"prompt_lookup + block: {why}"]
+    assert json.loads(specdec(out, "--verifier", "standard", "--json").stdout)["left_out"] == []
+
+
 # Catches: logits that were not recorded taken for logits.
 def test_raw_logits_that_were_not_recorded_are_refused(tmp_path):
     out = run(tmp_path, verifiers=[{"use": "standard"}], report={"trace": "full"})
