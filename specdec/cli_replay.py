@@ -118,8 +118,8 @@ def replay(
             {"row": about["label"], "rule": rule.name, "value": rule.value, **one.to_dict()}
             for about, rule, one in found
         ]
-        document = {"schema_version": 1, "run": str(run), "trace": trace.kind, "blocks": _BLOCKS, "rows": rows}
-        click.echo(json.dumps(document | {"left_out": left_out}, allow_nan=False))
+        about_run = {"schema_version": 1, "run": str(run), "trace": trace.kind, "blocks": _BLOCKS}
+        click.echo(json.dumps({**about_run, "rows": rows, "left_out": left_out}, allow_nan=False))
     else:
         _show(found, trace.kind)
         for text in left_out:

@@ -243,8 +243,8 @@ class Generator:
             if kv is not None:  # a chat grows at every turn, and a new cache may mean a draft model loaded anew
                 rows = max(rows, kv.rows)
                 tokens = self._capped(max(tokens, 2 * kv.tokens)) if tokens > kv.tokens else kv.tokens
-            grown, kv = kv is not None, None
-            self._engine = None  # its memory goes first
+            grown = kv is not None
+            kv = self._engine = None  # its memory goes first
             drafter = self._drafter.make()
             cache = load("kv", "slab")(rows=rows, tokens=max(tokens, drafter.num_speculative_tokens + 2))
             target = Target(self.model, self.tokenizer, kv=cache, graphs=self._graphs)

@@ -70,7 +70,7 @@ class Given:
     @property
     def label(self) -> str:
         """What it is called, with the options given."""
-        return label_of(self.use, self.options) if self.options else self.use
+        return label_of(self.use, self.options)
 
     def takes(self, *options: str) -> bool:
         """Whether it has all of these options."""
