@@ -79,7 +79,7 @@ def replay(
     """Run a rule over the steps that RUN, a finished run's folder, recorded. No model is loaded.
 
     A recipe records with report.trace: full or compact. Without --verifier each row's own rule is run, which must
-    come out as it was recorded. Rows whose trace does not hold what the rule looks at are left out and named.
+    come out as it was recorded. What a trace does not hold is left out and named.
     """
     if file is not None and file.exists():
         raise OutputError(f"{file}: exists; try another --csv")
@@ -94,8 +94,6 @@ def replay(
         given = _swept(sweep, overrides)
     elif verifier is not None:
         given = [_rule(verifier, _options(overrides), "verifier")]
-    from specdec.replay import replay as rerun
-
     found: list[tuple[Mapping[str, Any], _Rule, Replayed]] = []
     left_out: list[str] = []
     for index in chosen:
@@ -103,12 +101,7 @@ def replay(
         own = _recorded(about) if given is None or sweep is None else None
         rules = given if given is not None else [own] if own is not None else []
         same = own is not None and rules[0].identity == own.identity
-        try:
-            done = rerun(trace, index, {rule.name: rule.made for rule in rules}, check=check or same)
-        except CompatibilityError as error:
-            left_out.append("; ".join(str(error).splitlines()))
-            continue
-        found += [(about, rule, done[rule.name]) for rule in rules]
+        found += [(about, *one) for one in _replayed(trace, index, rules, left_out, check=check or same)]
     if not found:
         raise CompatibilityError(left_out)
     if file is not None:
@@ -124,6 +117,23 @@ def replay(
         _show(found, trace.kind)
         for text in left_out:
             click.echo(f"Left out: {text}.")
+
+
+def _replayed(
+    trace: Trace, index: int, rules: Sequence[_Rule], left_out: list[str], *, check: bool
+) -> list[tuple[_Rule, Replayed]]:
+    """Rules over a row's steps in one go, or else each by itself; why one is not there goes into `left_out`."""
+    from specdec.replay import UnrecordedError
+    from specdec.replay import replay as rerun
+
+    try:
+        done = rerun(trace, index, {rule.name: rule.made for rule in rules}, check=check)
+    except UnrecordedError as error:
+        if len(rules) > 1:
+            return [one for rule in rules for one in _replayed(trace, index, [rule], left_out, check=check)]
+        left_out.append("; ".join(str(error).splitlines()))
+        return []
+    return [(rule, done[rule.name]) for rule in rules]
 
 
 def _open(run: Path) -> Trace:

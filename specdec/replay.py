@@ -84,6 +84,10 @@ class Replayed:
         }
 
 
+class UnrecordedError(CompatibilityError):
+    """A trace does not hold what a rule looks at."""
+
+
 def replay(trace: Trace, row: int, rules: Mapping[str, Verifier], *, check: bool = False) -> dict[str, Replayed]:
     """Run rules over the recorded steps of one combination.
 
@@ -94,12 +98,13 @@ def replay(trace: Trace, row: int, rules: Mapping[str, Verifier], *, check: bool
         check: also decide on the recorded noise, and count the steps that come out as they were recorded.
 
     Raises:
-        CompatibilityError: the trace does not hold what a rule needs.
+        UnrecordedError: the trace does not hold what a rule needs.
+        CompatibilityError: a figure is no finite number.
         DataError: a shard cannot be read.
     """
     about = trace.rows[row]
     if problems := [problem for name, rule in rules.items() for problem in _lacking(trace, about, name, rule)]:
-        raise CompatibilityError(problems)
+        raise UnrecordedError(problems)
     tallies = {name: _Tally(f"{about['label']}: rule {name}", rule, trace) for name, rule in rules.items()}
     for steps in joined(trace.steps(row)) if trace.kind == "compact" else trace.steps(row):
         views: list[View] = (
@@ -212,7 +217,7 @@ class _Tally:
             raise CompatibilityError(f"{self.where}: makes {name} something else than a finite number")
         gap = max(values) - min(values)
         if not gap <= BRACKET:
-            raise CompatibilityError(
+            raise UnrecordedError(
                 f"{self.where}: what a compact trace left out moves {name} by {gap:.4f}, wanted {BRACKET} at most: "
                 f"{_FULL}"
             )

@@ -19,7 +19,7 @@ from specdec.frontier import THETAS, frontiers
 from specdec.law import Dense, PointMass
 from specdec.places import StandIn, Whole
 from specdec.probability import entropy, mass_above
-from specdec.replay import BRACKET, FIGURES, replay
+from specdec.replay import BRACKET, FIGURES, UnrecordedError, replay
 from specdec.rerun import judge
 from specdec.theory import rejection
 from specdec.trace import Trace
@@ -324,6 +324,27 @@ def test_a_rule_that_reaches_into_what_was_left_out_needs_a_full_trace(wide):
     replay(full, 1, {"it": rule})
     with pytest.raises(CompatibilityError, match=r"moves \w+ by 0\.\d+, wanted 0\.001 at most: it needs a full trace"):
         replay(compact, 1, {"it": rule})
+
+
+# Catches: one value of a sweep that a trace leaves open and that costs the others.
+def test_a_value_that_a_trace_leaves_open_costs_a_sweep_no_other(tmp_path):
+    out = write(tmp_path / "run", compacted(steps(60, 20_000)), kind="compact", vocabulary=20_000)
+    done = specdec(out, "--sweep", "nucleus.theta=0.8:0.99:0.19", "--json")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [row["value"] for row in found["rows"]] == [0.8]
+    assert len(found["left_out"]) == 1
+    assert "rule nucleus(theta=0.99): what a compact trace left out moves" in found["left_out"][0]
+
+
+# Catches: numbers that are broken taken for numbers that a trace does not hold, so that a row is left out in silence.
+def test_a_recorded_figure_that_is_no_number_is_an_error(tmp_path):
+    made = compacted(steps(30, 300))
+    made["rejection"][0] = torch.nan
+    trace = Trace.open(write(tmp_path / "run", made, kind="compact", vocabulary=300))
+    with pytest.raises(CompatibilityError, match="makes rejection something else than a finite number") as error:
+        replay(trace, 1, {"it": Standard()})
+    assert not isinstance(error.value, UnrecordedError)
 
 
 # Catches: stand-ins that contradict what is known of the tokens left out.
